@@ -85,7 +85,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
             filter_by_pod=chosen.filter_by_pod,
         )
         status, vhost = PluginStatus(cni), VhostNet(wanted=chosen.vhost_net)
-        ledger = Ledger(chosen.state_dir)
+        ledger = Ledger(chosen.state_dir, os.path.join(os.path.dirname(chosen.socket), "placements"))
         ledger.prepare()
         netns.prepare_dir(chosen.netns_dir)
         attachments = Attachments(ledger, cni, dhcp, limits, functions, status, vhost)

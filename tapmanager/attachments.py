@@ -293,8 +293,8 @@ class Attachments:
             result = parse_result(entry.result or {})
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
-        network_plan.refuse_packet_rules(entry.conf.name, inside.do(packet_rules.first))
-        there = inside.do(pod_links.read)
+        rule, there = inside.do(lambda: (packet_rules.first(), pod_links.read()))
+        network_plan.refuse_packet_rules(entry.conf.name, rule)
         networks = network_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
         functions = self._functions.planned(networks, there)
         given = {function.link for function in functions}

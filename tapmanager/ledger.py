@@ -2,6 +2,8 @@
 
 A file is replaced atomically (temporary file, fsync, rename, fsync of the directory), so it is always complete: either the old or
 the new version. A file that cannot be read is kept and reported. It never counts as missing.
+
+The placement of a sandbox's next VM has a file of its own, below /run and never synced, because a boot ends it anyway.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 import enum
 import errno
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +23,8 @@ from tapmanager.cni.conf import NetworkConf, conf_from_json
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.pod import MAX_QUEUES, Dns, Nic, NicFunction, Pod, address, sandbox_id
+
+log = logging.getLogger(__name__)
 
 _VERSION = 1
 _SUFFIX = ".json"
@@ -82,7 +87,8 @@ class Placement:
 class Entry:
     """Everything that release needs, even if the configuration changes: the CNI configuration and plugin directories used, ADD's
     result (None: ADD may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
-    `fetch_key`: 64 hex digits. `boot`: the kernel's id of the boot in which the pod was attached ("": unknown)."""
+    `fetch_key`: 64 hex digits. `placement` has a file of its own (`Ledger.place`). `boot`: the kernel's id of the boot in which
+    the pod was attached ("": unknown)."""
 
     phase: Phase
     pod: Pod
@@ -116,7 +122,6 @@ def to_json(entry: Entry) -> Json:
         "ips": list(entry.ips),
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
-        "placement": dataclasses.asdict(entry.placement),
         "boot": entry.boot,
     }
 
@@ -150,7 +155,7 @@ def from_json(raw: Json) -> Entry:
         ),
         ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
         dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
-        placement=Placement.from_json(  # missing in records of earlier versions
+        placement=Placement.from_json(  # only in records of earlier versions
             as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
         ),
         boot=text(raw, "boot", "ledger", ""),
@@ -158,17 +163,20 @@ def from_json(raw: Json) -> Entry:
 
 
 class Ledger:
-    """The files in `folder`, which is made with mode 0700 if missing. The caller holds the lock of the sandbox it uses."""
+    """The files in `folder`, and the placements' in `placements`. Both are made with mode 0700 if missing. The caller holds the
+    lock of the sandbox it uses."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, placements: str) -> None:
         self._folder = folder
+        self._placements = placements
 
     def prepare(self) -> None:
-        """Makes the folder, and removes temporary files of a killed process. Raises OSError."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        for name in os.listdir(self._folder):
-            if name.startswith(_TEMPORARY):
-                os.unlink(os.path.join(self._folder, name))
+        """Makes the folders, and removes temporary files of a killed process. Raises OSError."""
+        for folder in (self._folder, self._placements):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for name in os.listdir(folder):
+                if name.startswith(_TEMPORARY):
+                    os.unlink(os.path.join(folder, name))
 
     def path(self, sandbox: str) -> str:
         return os.path.join(self._folder, sandbox + _SUFFIX)
@@ -195,7 +203,33 @@ class Ledger:
             raise _unreadable(path, exc) from exc
         if entry.pod.sandbox != sandbox:
             raise _unreadable(path, BadField("ledger.pod.sandbox: not the sandbox that the file's name says"))
-        return entry
+        return dataclasses.replace(entry, placement=self._placement(sandbox) or entry.placement)
+
+    def place(self, sandbox: str, placement: Placement) -> None:
+        """Writes the placement of the sandbox's next VM. It outlives this process, but not a power cut, which also ends the VM.
+        Raises TapmanagerError."""
+        path = self._placement_path(sandbox)
+        try:
+            os.makedirs(self._placements, mode=0o700, exist_ok=True)
+            self._replace(path, json.dumps(dataclasses.asdict(placement)).encode(), synced=False)
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+
+    def _placement(self, sandbox: str) -> Placement | None:
+        """None: the sandbox has not been armed since the boot. So is one whose file a power cut has left empty or half
+        written: `fetch` then refuses, and a start arms it again."""
+        path = self._placement_path(sandbox)
+        try:
+            with open(path, "rb") as file:
+                return Placement.from_json(as_object(json.loads(file.read()), "placement"), "placement")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as exc:
+            log.warning("placement.unreadable sandbox=%s path=%s error=%s", sandbox, path, exc)
+            return None
+
+    def _placement_path(self, sandbox: str) -> str:
+        return os.path.join(self._placements, sandbox + _SUFFIX)
 
     def write(self, entry: Entry, *, survives_power_cuts: bool = True) -> None:
         """Writes the record. It is on disk when this returns; without `survives_power_cuts`, a power cut may restore the old one.
@@ -204,21 +238,25 @@ class Ledger:
         plain = json.dumps(to_json(entry)).encode()  # on one line, because the C encoder does not support indentation
         data = _head(entry.phase) + plain[len(_head(entry.phase).rstrip()) :]
         try:
-            fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)  # 0600
-            try:
-                with open(fd, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                raise
+            self._replace(path, data, synced=True)
             if survives_power_cuts:
                 self._sync_folder()
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
+
+    def _replace(self, path: str, data: bytes, *, synced: bool) -> None:
+        fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=os.path.dirname(path))  # 0600
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                if synced:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
 
     def mark(self, entry: Entry, phase: Phase) -> Entry:
         """Changes the phase of the record, whose last written version is `entry`. A power cut may undo the change, which does not
@@ -244,11 +282,12 @@ class Ledger:
             raise _cannot_write(self._folder, exc) from exc
 
     def delete(self, sandbox: str) -> None:
-        """Deletes the record, if there is one. Raises TapmanagerError."""
+        """Deletes the record and the placement, if there are any; the record last. Raises TapmanagerError."""
         path = self.path(sandbox)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            for one in (self._placement_path(sandbox), path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(one)
             self._sync_folder()
         except OSError as exc:
             raise _cannot_write(path, exc) from exc

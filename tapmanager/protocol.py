@@ -159,17 +159,20 @@ def call(
     timeout: float,
     patience: float = 0.0,
     when_over: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> tuple[dict[str, object], list[int]]:
     """Sends one request on its own connection. Returns the answer's `ok` object and the descriptors, which the caller owns.
 
     `timeout`: seconds for the whole exchange. If there is no answer after `patience` seconds, `when_over` is called once; an
-    exception that it raises ends the call. Raises RemoteError (the other side's error), FrameError, TimeoutError,
-    ConnectionError or another OSError."""
+    exception that it raises ends the call. `meanwhile` is called once the request is sent. Raises RemoteError (the other side's
+    error), FrameError, TimeoutError, ConnectionError or another OSError."""
     until = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(max(timeout, 0.001))
         sock.connect(path)
         send_frame(sock, request(1, verb, args, _work_time(timeout)))
+        if meanwhile is not None:
+            meanwhile()
         if when_over is not None and not _is_answered(sock, patience):
             when_over()
         sock.settimeout(max(until - time.monotonic(), 0.001))

@@ -8,9 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tapmanager.errors import TapmanagerError
+from tapmanager import protocol
+from tapmanager.errors import TapmanagerError, unavailable
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.links import netns, tap
@@ -58,13 +60,23 @@ class TapHandover:
     def fetch(
         self, sandbox: str, key: str, peer: Peer, admit: Callable[[Placement], object], until: float
     ) -> Sequence[OpenTap]:
-        """Opens the NICs' taps, once `peer` is admitted to the cgroup that `arm` named. An unknown sandbox and a wrong key
-        get the same refusal, so that an unauthorized caller learns nothing."""
+        """Opens the NICs' taps, while `admit` moves `peer` into the cgroup that `arm` named; the kernel takes 5 ms and more for
+        that. The peer gets the taps when both are done. An unknown sandbox and a wrong key get the same refusal, so that an
+        unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
             entry = self._taken(self._unlocked(sandbox, key), peer)
-            admit(entry.placement)
-            opened = self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
-        taps = [OpenTap(nic, fds) for nic, fds in zip(entry.nics, opened, strict=True)]
+            with ThreadPoolExecutor(1, "cgroup-move") as beside:
+                moved = _begun(beside, lambda: admit(entry.placement))
+                opened = self._opened(entry, min(until, time.monotonic() + _BUSY_WAIT))
+            try:
+                moved.result()
+            except BaseException:
+                protocol.close_all([fd for one in opened for fd in (*one.fds, *one.vhost)])
+                raise
+        return opened
+
+    def _opened(self, entry: Entry, until: float) -> Sequence[OpenTap]:
+        taps = [OpenTap(nic, fds) for nic, fds in zip(entry.nics, self._open_taps(entry, until), strict=True)]
         return self._with_vhost(taps) if entry.placement.queues else taps
 
     def _with_vhost(self, taps: Sequence[OpenTap]) -> Sequence[OpenTap]:
@@ -80,11 +92,9 @@ class TapHandover:
         Raises TapmanagerError (not-found) for an unknown sandbox."""
         placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
         with self._locks.holding(sandbox, until):
-            entry = self._ledger.read(sandbox)
-            if entry is None:
+            if self._ledger.read(sandbox) is None:
                 raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
-            # The record need not survive a power cut, which also ends the QEMU.
-            self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
+            self._ledger.place(sandbox, placement)
             self._vm_uids[sandbox] = placement.uid
 
     def disarm(self, sandbox: str, until: float) -> None:
@@ -92,8 +102,7 @@ class TapHandover:
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is not None and entry.placement.open_until:
-                closed = dataclasses.replace(entry.placement, open_until=0)
-                self._ledger.write(dataclasses.replace(entry, placement=closed), survives_power_cuts=False)
+                self._ledger.place(sandbox, dataclasses.replace(entry.placement, open_until=0))
 
     @property
     def vm_uids(self) -> frozenset[int]:
@@ -111,9 +120,9 @@ class TapHandover:
         if placement.taken_by or _since_boot() >= placement.open_until:
             why = "is not open: its key is good for one start by virtshim"
             raise TapmanagerError("permission", f"the network of sandbox {entry.pod.sandbox} {why}")
-        taken = dataclasses.replace(entry, placement=dataclasses.replace(placement, taken_by=process))
-        self._ledger.write(taken, survives_power_cuts=False)
-        return taken
+        taken = dataclasses.replace(placement, taken_by=process)
+        self._ledger.place(entry.pod.sandbox, taken)
+        return dataclasses.replace(entry, placement=taken)
 
     def _unlocked(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)
@@ -136,6 +145,13 @@ class TapHandover:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
             threading.Event().wait(_BUSY_POLL)  # the kernel gives no signal when a tap is closed
+
+
+def _begun(beside: Executor, work: Callable[[], object]) -> Future[object]:
+    try:
+        return beside.submit(work)
+    except RuntimeError as exc:
+        raise unavailable(f"cannot start a thread: {exc}; the node or the service has too many threads") from exc
 
 
 def _no_network(sandbox: str) -> TapmanagerError:

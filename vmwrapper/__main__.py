@@ -15,14 +15,13 @@ libvirt also runs its emulator to learn its features, with none of our variables
     VIRTSHIM_THREADS     the most threads of QEMU's user, which no other VM has
 
 The domain XML sets them (<qemu:env>), and QEMU itself does not get them. Python takes 10 ms to start, and this program must not
-double that. So it imports almost nothing, and bundle.py gives it only the C parts of `json` and `socket`.
+double that. So it imports almost nothing, and each module only where it is needed; bundle.py gives it only the C parts of `json`
+and `socket`; and it confines itself while tapmanager opens the taps.
 """
 
 from __future__ import annotations
 
 import os
-import resource
-import select
 import sys
 import time
 
@@ -31,7 +30,7 @@ from vmwrapper import argv_plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _PREFIX = "VIRTSHIM_"
 _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
@@ -59,20 +58,32 @@ def main() -> None:
 
 def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     emulator = environ.get("VIRTSHIM_EMULATOR") or _default_emulator()
-    args = [emulator, *argv]
+    output = _pipe(environ["VIRTSHIM_OUTPUT"]) if environ.get("VIRTSHIM_OUTPUT") else None
+    own, refused = argv, b""
+    is_prepared = "VIRTSHIM_CONFINE" not in environ
+
+    def prepare() -> None:
+        nonlocal own, refused, is_prepared
+        if not is_prepared:
+            own = _call_servers(argv)
+            refused = _confine(own, emulator, environ)
+            is_prepared = True
+
+    added: Sequence[str] = ()
     if environ.get("VIRTSHIM_FETCH_KEY"):
-        nics, fds = fetch(environ)
+        nics, fds = fetch(environ, meanwhile=prepare)
         numbers = [int(number) for number in environ.get("VIRTSHIM_NICS", "").split(",") if number]
-        args += argv_plan.QUIET_PORTS
-        args += argv_plan.nic_arguments(argv, nics, fds, numbers, environ.get("VIRTSHIM_NIC_MODEL") or "virtio")
+        model = environ.get("VIRTSHIM_NIC_MODEL") or "virtio"
+        added = [*argv_plan.QUIET_PORTS, *argv_plan.nic_arguments(argv, nics, fds, numbers, model)]
         for fd in fds:
             os.set_inheritable(fd, True)
-    if environ.get("VIRTSHIM_OUTPUT"):
-        _say_into(environ["VIRTSHIM_OUTPUT"])
-    if "VIRTSHIM_CONFINE" in environ:
-        argv = _call_servers(argv)
-        args[1 : len(argv) + 1] = argv
-        _confine(argv, emulator, environ)
+    prepare()
+    if refused:
+        _refuse(refused)
+    if output is not None:
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+    args = [emulator, *own, *added]
     # libvirt passes LD_PRELOAD on. QEMU must not load the daemon's libraries, which may need rights that QEMU has dropped.
     environment = {
         name: value for name, value in environ.items() if not name.startswith(_PREFIX) and name != "LD_PRELOAD"
@@ -84,18 +95,14 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
 
 
-def _say_into(path: str) -> None:
-    """Sends all output into the pipe. QEMU holds both ends, so it needs no reader, and output that does not fit is dropped at
-    once."""
+def _pipe(path: str) -> int:
+    """The pipe for all output. QEMU holds both ends, so it needs no reader, and output that does not fit is dropped at once."""
     try:
-        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
         raise CannotStart(
             f"{path}, the pipe for QEMU's output: {exc.strerror}; only virtshim can start this VM"
         ) from exc
-    for descriptor in (1, 2):
-        os.dup2(pipe, descriptor)
-    os.close(pipe)
 
 
 def _call_servers(argv: Sequence[str]) -> Sequence[str]:
@@ -108,37 +115,59 @@ def _call_servers(argv: Sequence[str]) -> Sequence[str]:
         raise CannotStart(f"{exc.filename}: {exc.strerror}; {why}") from exc
 
 
-def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
-    """Confines this process, and the QEMU that it becomes, for good."""
+def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> bytes:
+    """Confines this process, and the QEMU that it becomes, for good. Returns the filter for `_refuse`, b"" for none: it would
+    also refuse what this process needs to reach tapmanager."""
     from vmwrapper import landlock_rules
-    from vmwrapper.confine import kernel, landlock, seccomp
+    from vmwrapper.confine import kernel, landlock
 
     wanted = environ["VIRTSHIM_CONFINE"].split(",")
     parts = [path for path in environ.get("VIRTSHIM_PARTS", "").split(":") if path]
-    _limit(resource.RLIMIT_CORE, _NO_DUMP)
-    _leave_out_of_dumps()
-    if threads := environ.get("VIRTSHIM_THREADS"):
-        _limit(resource.RLIMIT_NPROC, int(threads))
-    if "core-scheduling" in wanted:
-        try:  # noqa: SIM105  contextlib would take 5 ms
-            kernel.share_no_core()
-        except OSError:
-            pass  # no core scheduling in the kernel, or no sibling threads: `virtshim check` says so
-    kernel.forbid_new_privileges()
     try:
+        _limit("RLIMIT_CORE", _NO_DUMP)
+        _leave_out_of_dumps()
+        if threads := environ.get("VIRTSHIM_THREADS"):
+            _limit("RLIMIT_NPROC", int(threads))
+        if "core-scheduling" in wanted:
+            _share_no_core()
+        kernel.forbid_new_privileges()
         if "landlock" in wanted:
             landlock.restrict(landlock_rules.files(argv, emulator, parts))
-        if "seccomp" in wanted:
-            seccomp.install(landlock_rules.refused_calls(argv))
+    except OSError as exc:  # not as an OSError, which `_call` takes for trouble with tapmanager
+        raise _not_confined(exc) from exc
+    return landlock_rules.refused_calls(argv) if "seccomp" in wanted else b""
+
+
+def _share_no_core() -> None:
+    from vmwrapper.confine import kernel
+
+    try:  # noqa: SIM105  contextlib would take 5 ms
+        kernel.share_no_core()
+    except OSError:
+        pass  # no core scheduling in the kernel, or no sibling threads: `virtshim check` says so
+
+
+def _refuse(calls: bytes) -> None:
+    from vmwrapper.confine import seccomp
+
+    try:
+        seccomp.install(calls)
     except OSError as exc:
-        raise CannotStart(f"QEMU cannot be confined: {exc.strerror}; see libvirt.confine in virtshim's config") from exc
+        raise _not_confined(exc) from exc
 
 
-def _limit(kind: int, most: int) -> None:
+def _not_confined(exc: OSError) -> CannotStart:
+    return CannotStart(f"QEMU cannot be confined: {exc.strerror}; see libvirt.confine in virtshim's config")
+
+
+def _limit(kind: str, most: int) -> None:
     """Only ever lowers the limit."""
-    _, hard = resource.getrlimit(kind)
+    import resource
+
+    number = getattr(resource, kind)
+    _, hard = resource.getrlimit(number)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
+    resource.setrlimit(number, (most, most))
 
 
 def _leave_out_of_dumps() -> None:
@@ -158,24 +187,28 @@ def _default_emulator() -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def fetch(environ: Mapping[str, str], patience: float = 10.0) -> tuple[list[dict[str, object]], list[int]]:
+def fetch(
+    environ: Mapping[str, str], patience: float = 10.0, meanwhile: Callable[[], None] | None = None
+) -> tuple[list[dict[str, object]], list[int]]:
     """This VM's interfaces and tap descriptors (still close-on-exec). `patience`: seconds to wait for tapmanager, which may be
-    restarting."""
+    restarting. `meanwhile`: what to do while tapmanager works; called at each attempt."""
     path = environ.get("VIRTSHIM_TAPMANAGER") or _DEFAULT_SOCKET
     args = {"sandbox": environ.get("VIRTSHIM_SANDBOX", ""), "key": environ["VIRTSHIM_FETCH_KEY"]}
-    ok, fds = _call(path, args, patience)
+    ok, fds = _call(path, args, patience, meanwhile)
     nics = ok.get("interfaces")
     if not isinstance(nics, list) or not all(isinstance(nic, dict) for nic in nics):
         raise CannotStart("tapmanager's answer has no interfaces; virtshim and tapmanager must be of the same version")
     return nics, fds
 
 
-def _call(path: str, args: dict[str, str], patience: float) -> tuple[dict[str, object], list[int]]:
+def _call(
+    path: str, args: dict[str, str], patience: float, meanwhile: Callable[[], None] | None
+) -> tuple[dict[str, object], list[int]]:
     """Repeats fetch as often as the connection breaks, which tapmanager allows to the same process."""
     until = time.monotonic() + patience
     while True:
         try:
-            return protocol.call(path, "fetch", args, max(until - time.monotonic(), 1.0))
+            return protocol.call(path, "fetch", args, max(until - time.monotonic(), 1.0), meanwhile=meanwhile)
         except protocol.FrameError as exc:
             raise CannotStart(f"tapmanager at {path}: {exc}") from exc
         except protocol.RemoteError as exc:
@@ -190,6 +223,8 @@ def _call(path: str, args: dict[str, str], patience: float) -> tuple[dict[str, o
                 raise CannotStart(
                     f"tapmanager at {path} did not answer within {patience:.0f} s: {exc}; {remedy}"
                 ) from exc
+        import select
+
         select.select([], [], [], _RETRY_EVERY)
 
 

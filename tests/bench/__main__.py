@@ -1,4 +1,5 @@
 """`make bench`: each promise measured beside its bare counterpart, in one run, round by round. Writes bench/results.json.
+The machine's own speed (`machine_*`) is measured before and after.
 
 make bench BENCH_ARGS="--rounds 3 --only starts,pods"
 make bench BENCH_ARGS=--publish      also what docs/PROMISES.md shows: its numbers and its plots
@@ -23,6 +24,7 @@ sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one 
 from beside_plot import draw as draw_beside  # noqa: E402
 from figures import Figures  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
+from machine_speed import machine_round  # noqa: E402
 from own_node import own_node  # noqa: E402
 from podclient import PodClient  # noqa: E402
 from promises_plot import draw as draw_promises  # noqa: E402
@@ -73,9 +75,11 @@ def measured(chosen: Iterable[str], rounds: int) -> Figures:
     figures = Figures()
     with own_node() as (node, directory), serve_directory(NULL.parent) as url, PodClient(node.socket) as cri:
         place = Place(directory, node, cri, NULL, GUEST, url)
+        machine_round(GUEST, directory, figures)
         for name in chosen:
             print(f"bench: {name}", file=sys.stderr)
             SECTIONS[name](place, rounds, figures)
+        machine_round(GUEST, directory, figures)
     return figures
 
 

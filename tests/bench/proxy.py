@@ -1,8 +1,9 @@
-"""The time that `virtshim proxy` adds to a call, compared pair by pair with the same call without it.
+"""A call through `virtshim proxy`, compared with the same call through a bare grpc.aio (`pass_through.py`), and lists compared
+with the same lists without it.
 
     python -m tests.bench.proxy [ROUNDS]     these figures alone
 
-Two stand-ins behind it answer at once, so the added time is the proxy's. Lists are measured twice: with an empty second
+Stand-ins behind it answer at once, so the added time is the proxy's. Lists are measured twice: with an empty second
 runtime, compared with the first one's own answer; and with half of the pods on each, compared with one call to each.
 """
 
@@ -33,10 +34,16 @@ _WARM = 50
 
 @contextlib.contextmanager
 def _runtime(socket: str, pods: int) -> Iterator[None]:
-    """Starts a runtime in its own process, as runtimes are."""
+    with _process("-m", "fakes.runtime", socket, "stand-in", str(pods)):
+        yield
+
+
+@contextlib.contextmanager
+def _process(*words: str) -> Iterator[None]:
+    """A Python program of its own, as runtimes and proxies are; it is ready."""
     paths = f"{PROJECT}:{PROJECT}/tests"
     with subprocess.Popen(
-        [sys.executable, "-m", "fakes.runtime", socket, "stand-in", str(pods)],
+        [sys.executable, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -49,8 +56,12 @@ def _runtime(socket: str, pods: int) -> Iterator[None]:
 def proxy_figures(rounds: int) -> Figures:
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="vp-") as directory:
-        one, two, half, other_half = (f"{directory}/{name}.sock" for name in ("one", "two", "half", "other"))
+        one, two, half, other_half, bare = (
+            f"{directory}/{name}.sock" for name in ("one", "two", "half", "other", "bare")
+        )
         with _runtime(one, PODS), _runtime(two, 0), Proxy(Path(directory), one, two) as proxy:
+            with _process(str(Path(__file__).with_name("pass_through.py")), bare, one):
+                _beside_bare(rounds, bare, proxy.socket, figures)
             _beside_one(rounds, one, proxy.socket, figures)
         with (
             _runtime(half, PODS // 2),
@@ -59,6 +70,16 @@ def proxy_figures(rounds: int) -> Figures:
         ):
             _beside_both(rounds, half, other_half, proxy.socket, figures)
     return figures
+
+
+def _beside_bare(rounds: int, bare: str, proxy: str, figures: Figures) -> None:
+    """A call that one runtime answers; Version would ask both."""
+    with PodClient(proxy) as through, PodClient(bare) as passed:
+        pod = through.pods()[0].id
+        for number in range(-_WARM, rounds):
+            plain, proxied = _pair(number, lambda: passed.pod_status(pod), lambda: through.pod_status(pod))
+            if number >= 0:
+                figures.add("proxy_ratio", proxied / plain, "ratio")
 
 
 def _beside_one(rounds: int, primary: str, proxy: str, figures: Figures) -> None:

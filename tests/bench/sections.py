@@ -105,7 +105,7 @@ def boot(place: Place, rounds: int, figures: Figures) -> None:
     guest = place.image(place.guest)
     for number in range(1, rounds + 1):
         boot_round(place.cri, place.node, guest, place.guest, figures, number)
-        exec_rounds(place.cri, place.node, guest, 4, figures.add)
+        exec_rounds(place.cri, place.node, guest, place.guest, 4, figures)
 
 
 def shares(place: Place, rounds: int, figures: Figures) -> None:

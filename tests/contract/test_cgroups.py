@@ -132,8 +132,8 @@ class OnThisMachine(World):
             qemu.wait()
 
     def is_network_open(self) -> bool:
-        record = json.loads((self.node.ledger / f"{SANDBOX}.json").read_text())
-        return record["placement"]["open_until"] > 0
+        path = self.node.placement(SANDBOX)
+        return path.exists() and json.loads(path.read_text())["open_until"] > 0
 
     def end_tapmanager(self) -> None:
         self.node.stop()

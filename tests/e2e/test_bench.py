@@ -13,8 +13,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.operator]
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-STARTS = ("start_vs_bare_libvirt", "start_vs_qemu", "own_time_ms", "create_ms")
-BOOTS = ("boot_ratio", "exec_true_ms")
+STARTS = (
+    "machine_boot_ms",
+    "machine_sync_ms",
+    "machine_fork_ms",
+    "start_vs_bare_libvirt",
+    "start_vs_qemu",
+    "own_time_ms",
+    "create_ms",
+)
+BOOTS = ("boot_ratio", "exec_ratio")
 
 
 @pytest.mark.parametrize(("section", "keys"), [("starts", STARTS), pytest.param("boot", BOOTS, marks=pytest.mark.full)])

@@ -250,7 +250,8 @@ class MortalNode:
         """Everything of pods other than the bystander."""
         found = {f"qemu {pid}" for pid in self.qemu_pids()} | {f"virtiofsd {pid}" for pid in self.virtiofsd_pids()}
         state, run = self.settings.paths.state_dir, self.settings.paths.run_dir
-        for directory in (f"{state}/containers", f"{state}/vms", f"{run}/vm", f"{run}/shares", self.settings.tapmanager.state_dir,
+        for directory in (f"{state}/containers", f"{state}/vms", f"{run}/vm", f"{run}/shares", f"{run}/placements",
+                          self.settings.tapmanager.state_dir,
                           f"{self._node.cni}/leases", "/run/netns", f"{self._node.libvirt}/etc/qemu"):  # fmt: skip
             for path in Path(directory).rglob("*") if os.path.isdir(directory) else ():
                 found.add(str(path))

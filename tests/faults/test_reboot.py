@@ -3,9 +3,11 @@ images exist, and kubelet starts over."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -95,6 +97,24 @@ def test_after_a_reboot_all_vms_have_ended_and_nothing_else_is_lost(expendable: 
         for pod in (made, kept):
             pod.remove_pod()
     assert not pod_disks(node)
+
+
+def test_nothing_is_left_of_a_container_whose_first_row_a_power_cut_has_taken(expendable: MortalNode) -> None:
+    """That row is not synced; disk, seed and definition may be on the disk without it."""
+    node = expendable
+    with working(node, Work.pull, Work.run) as work:
+        before = node.left()
+        work.create()
+        made = node.left() - before
+        assert [path for path in made if path.endswith(".qcow2")]
+        assert [path for path in made if path.endswith(".xml")]
+        node.kill("virtshim")
+        with contextlib.closing(sqlite3.connect(node.settings.layout().database)) as database, database:
+            assert database.execute("delete from containers where id = ?", (work.container,)).rowcount == 1
+        reboot(node, [work.pod], "another-boot")
+        assert work.cri.containers() == []
+        assert not node.left() & made
+        work.remove_pod()
 
 
 def pod_disks(node: MortalNode) -> list[Path]:

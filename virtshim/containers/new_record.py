@@ -234,12 +234,12 @@ class ContainerRecords:
     def _with_uuid_of(self, admitted: Admitted) -> Sequence[Container]:
         """Earlier attempts of this pod with the same UUID; libvirt's definition belongs to the newest. kubelet also
         makes a new attempt while the record of one that was never started, or failed to start, is still there."""
-        wanted = _lasting_uuid(admitted)
+        wanted = str(_lasting_uuid(admitted) or "")
         disk = _vm_disk(admitted)
         found = [
             other
             for other in self.records.containers.all()
-            if other.domain_uuid == wanted or (disk and other.spec.pod_disk == disk)
+            if other.spec.domain_uuid == wanted or (disk and other.spec.pod_disk == disk)
         ]
         for other in found:
             owner = self.records.sandboxes.get(other.sandbox_id)

@@ -251,8 +251,9 @@ class VmEvents:
 
     def changed(self, domain: uuid.UUID) -> None:
         """Called for each life-cycle event of any domain, foreign ones included."""
+        wanted = str(domain)
         for container in self.records.containers.all():
-            if container.domain_uuid == domain and container.is_running:
+            if container.spec.domain_uuid == wanted and container.is_running:
                 try:
                     self.exits.record_if_ended(container.id)
                 except ShimError as exc:

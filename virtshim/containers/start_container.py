@@ -91,7 +91,7 @@ class StartContainer:
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
-            if other.domain_uuid == container.domain_uuid and other.created_at > container.created_at:
+            if other.spec.domain_uuid == container.spec.domain_uuid and other.created_at > container.created_at:
                 raise WrongState(
                     f"the UUID of container {container.id} went to a later container of its pod; remove it"
                 )
@@ -135,7 +135,7 @@ class StartContainer:
 def _share(one: Container, other: Container) -> bool:
     """Whether the two share a network, a root disk, a volume or a UUID, so that only one of them may be on. QEMU's own
     lock on the disk file is the last resort."""
-    if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
+    if one.sandbox_id == other.sandbox_id or one.spec.domain_uuid == other.spec.domain_uuid:
         return True
     if volume_of_both(one.granted, other.granted) is not None:
         return True

@@ -22,8 +22,9 @@ class ContainerCalls(ServicerPart):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._container_list = ItemCache(to_proto.container_item)
-        self._all_containers = ResponseCache[Container, pb.ListContainersResponse](
-            lambda found: pb.ListContainersResponse(containers=self._container_list.items(found))
+        self._all_containers = ResponseCache(
+            lambda: services.records.containers.generation,
+            lambda: pb.ListContainersResponse(containers=self._container_items(pb.ContainerFilter())),
         )
         self._container_log = LogOnce()
 
@@ -84,7 +85,7 @@ class ContainerCalls(ServicerPart):
     ) -> pb.ListContainersResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_containers.answer(list_containers(self._services.records, Filter()))
+            return self._all_containers.answer()
         return pb.ListContainersResponse(containers=self._container_items(request.filter))
 
     def StreamContainers(

@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
+from virtshim.cri.lists import encoded
 from virtshim.metrics import observed
 from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
@@ -82,7 +83,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             self._placed(method, _guarded(handler_call_details.method.lstrip("/"), handler.unary_unary, self._about)),
             request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            response_serializer=encoded,
         )
 
     def _placed(self, method: str, call: _Call) -> _Call:

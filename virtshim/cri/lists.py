@@ -1,16 +1,15 @@
 """Caches and batches for answers that are lists.
 
 The caches exist because kubelet lists all pods and containers every second. Records are immutable, so a message made from a
-record is right as long as the table holds the same record.
+record is right as long as the table holds the same record, and a list of all as long as the table does not change.
 
 The batches are for the Stream* calls: each message stays far below gRPC's limit, however many items a node has.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -55,18 +54,25 @@ class ItemCache(Generic[R, M]):
         return [item for _, item in wanted.values()]
 
 
-class ResponseCache(Generic[R, A]):
-    """The answer with all records, rebuilt if a record changed. Callers share it and must not change it."""
+class ResponseCache(Generic[A]):
+    """The answer with all records of a table, encoded. It is made again if the table has changed. `generation`: the table's."""
 
-    def __init__(self, make: Callable[[Sequence[R]], A]) -> None:
+    def __init__(self, generation: Callable[[], int], make: Callable[[], A]) -> None:
+        self._generation = generation
         self._make = make
-        self._last: tuple[Sequence[R], A] | None = None
+        self._last: tuple[int, bytes] | None = None
 
-    def answer(self, records: Sequence[R]) -> A:
-        last = self._last
-        if last is None or len(last[0]) != len(records) or not all(map(operator.is_, last[0], records)):
-            last = self._last = (records, self._make(records))
-        return last[1]
+    def answer(self) -> A:
+        """Bytes, which `encoded` passes on. gRPC's types only know messages as answers."""
+        now, last = self._generation(), self._last
+        if last is None or last[0] != now:
+            last = self._last = (now, self._make().SerializeToString())
+        return cast("A", last[1])
+
+
+def encoded(answer: Message | bytes) -> bytes:
+    """gRPC's serializer of answers, which may be encoded already."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def batches(items: Iterable[M], size: int = _BATCH_BYTES) -> Iterator[list[M]]:

@@ -13,7 +13,6 @@ from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.cri.services import ServicerPart, Services
 from virtshim.cri.validation import LogOnce, without_effect_of_sandbox
 from virtshim.model.errors import InvalidRequest
-from virtshim.model.sandbox import Sandbox
 from virtshim.pods.lookup import Filter, find_sandbox, get_sandbox, list_sandboxes
 
 
@@ -21,8 +20,9 @@ class SandboxCalls(ServicerPart):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._sandbox_list = ItemCache(to_proto.sandbox_item)
-        self._all_sandboxes = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
-            lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.items(found))
+        self._all_sandboxes = ResponseCache(
+            lambda: services.records.sandboxes.generation,
+            lambda: pb.ListPodSandboxResponse(items=self._sandbox_items(pb.PodSandboxFilter())),
         )
         self._sandbox_log = LogOnce()
 
@@ -66,7 +66,7 @@ class SandboxCalls(ServicerPart):
     ) -> pb.ListPodSandboxResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_sandboxes.answer(list_sandboxes(self._services.records, Filter()))
+            return self._all_sandboxes.answer()
         return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
 
     def StreamPodSandboxes(

@@ -158,7 +158,10 @@ class DeviceClaims:
             if other.id not in ended:
                 raise self._held(other, shared)
             self.records.containers.replace(other.with_claims(()))
-        self.records.containers.add(container)
+        # Other containers have only files and a definition on this node before CREATED is synced. After a power cut these are
+        # leftovers, which recovery removes without a row, too; kubelet creates the container again.
+        is_reserved = bool(container.claims or container.spec.pod_disk or container.granted != GrantedDevices())
+        self.records.containers.add(container, survives_power_cuts=is_reserved)
 
     def await_free(self, held: NotYetFree, left: float) -> None:
         """Returns when the devices are free; raises `held` if they are not within `left` seconds. The caller must not

@@ -119,8 +119,7 @@ QUOTED: Final = r"""  quoted=
 # Arguments: token, ports for stdout, stderr ("" with a terminal) and stdin ("" for none),
 # working directory, user, group, supplementary groups (commas), whether the user's own groups are added (1),
 # terminal size ("ROWS COLUMNS", "" for no terminal), limits, then the command.
-_RUN: Final = (
-    r"""
+_PORTS: Final = r"""
 token=$1 out=$2 err=$3 in=$4 dir=$5 user=$6 group=$7 groups=$8 own=$9
 shift 9
 size=$1 limits=$2
@@ -157,10 +156,9 @@ fi
 tell start >&8
 [ -z "$dir" ] || cd "$dir" 2>/dev/null || fail "directory $dir"
 """
-    + AS_USER
-    + r"""if [ -n "$size" ]; then
-"""
-    + QUOTED
+
+_WITH_TERMINAL: Final = (
+    QUOTED
     + r"""  rows=${size% *} columns=${size#* }
   inside="stty sane rows $rows cols $columns 2>/dev/null; tty=\$(tty); printf '\\001%s tty %s;' $token \"\$tty\" >&8"
   [ -z "$user" ] || inside="$inside; chown $user \"\$tty\" 2>/dev/null"
@@ -176,8 +174,10 @@ sys.exit(code if code >= 0 else 128 - code)' "$inside" <&7 >&8 2>&1 7<&-
     fail "tool script"
   fi
   tell "exit $?" >&8
-else
-  if [ -n "$in" ]; then
+"""
+)
+
+_WITHOUT_TERMINAL: Final = r"""  if [ -n "$in" ]; then
     feed() {
       cat <&7 7<&- 8>&- 9>&- 5>&- 2>/dev/null | {
         (exec "$@" 7<&- 2>&1 >&5 5>&- 8>&- 9>&-)
@@ -195,10 +195,10 @@ else
     feed setsid "$@" | cat >&9 5>&- 7<&- 8>&- 9>&-
   } 5>&1 | cat >&8 7<&- 8>&- 9>&-
   tell end >&9
-fi
-tell end >&8
 """
-)
+
+# All that a command's script may have.
+RUN: Final = _PORTS + AS_USER + _WITH_TERMINAL + _WITHOUT_TERMINAL
 
 # Arguments: what to kill, and the tag to find in command lines. "all": everything that the run scripts with that tag
 # started, also in other sessions. "relays": only the scripts and their cats; processes that the command left behind
@@ -286,5 +286,8 @@ def tag(token: str = "") -> str:
     return f"virtshim-exec {token}"
 
 
-def run_script(token: str) -> str:
-    return f"\n# {tag(token)}\n{_RUN}"
+def run_script(token: str, *, as_user: bool, tty: bool) -> str:
+    """`as_user`: whether the command needs another user, groups or limits. A script has only what its command needs, because an
+    emulated guest's agent takes milliseconds to read 4 KiB."""
+    become = AS_USER if as_user else ""
+    return f"\n# {tag(token)}\n{_PORTS}{become}{_WITH_TERMINAL if tty else _WITHOUT_TERMINAL}tell end >&8\n"

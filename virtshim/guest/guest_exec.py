@@ -38,7 +38,7 @@ _SETTLE_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _NO_PORT = 81
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SCRIPTS_WORDS: Final = frozenset(re.findall(r"\b[a-z_]+\b", exec_scripts.run_script("") + entrypoint_scripts.START))
+_SCRIPTS_WORDS: Final = frozenset(re.findall(r"\b[a-z_]+\b", exec_scripts.RUN + entrypoint_scripts.START))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +227,12 @@ class GuestVm:
         user = command.user
         group = "" if user.group is None else str(user.group)
         groups = ",".join(str(one) for one in user.supplementary)
+        limits = exec_scripts.limits(user)
         settings = (running.token, out, err, names[0] if names else "", command.working_dir)
-        become = (user.user, group, groups, "1" if user.own_groups else "", size, exec_scripts.limits(user))
+        become = (user.user, group, groups, "1" if user.own_groups else "", size, limits)
         envs, odd = environment(command.envs)
         argv = (*(("env", *odd) if odd else ()), *command.argv)
-        script = exec_scripts.run_script(running.token)
+        script = exec_scripts.run_script(running.token, as_user=bool(user.user or groups or limits), tty=wanted.tty)
         request: dict[str, Any] = {
             "path": _SHELL,
             "arg": ["-c", script, "virtshim-exec", *settings, *become, *argv],

@@ -177,7 +177,7 @@ class ContainerSpec:
     image: ImageDigest
     # What CRI shows as image_ref: the repo digest, or the image's id.
     image_ref: str
-    # libvirt's UUID of the VM.
+    # libvirt's UUID of the VM, as `str(uuid)` writes it. Code that compares all records compares these texts.
     domain_uuid: str
     # Nanoseconds since the epoch.
     created_at: int

@@ -23,6 +23,11 @@ class Table(Protocol[K_contra, R]):
     """One kind of record, by id. A change is on disk when the call returns. Without `survives_power_cuts` it is only sure to
     survive this process; it survives a power cut once a later change has been synced. Reads come from memory and are cheap."""
 
+    @property
+    def generation(self) -> int:
+        """Grows with each change, once the records have it. What is made of the records is right as long as the generation is the
+        one that was read before them."""
+
     def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
         """Raises AlreadyExists for a taken id or name."""
 

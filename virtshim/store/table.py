@@ -80,6 +80,7 @@ class SqliteTable(Generic[K, R]):
         self._do = _statements_of(mapping.table)
         self._listeners: tuple[Callable[[R | None, R | None], None], ...] = ()
         self.unreadable: dict[str, str] = {}
+        self.generation = 0
         self._memory: dict[K, R] = {}
         with writing.engine.connect() as connection:
             for row in connection.execute(select(mapping.table).order_by(mapping.table.c[mapping.order])).mappings():
@@ -159,6 +160,7 @@ class SqliteTable(Generic[K, R]):
                     self._memory.pop(key, None)
                 else:
                     self._memory[key] = record
+                self.generation += 1
                 for tell in self._listeners:
                     tell(before, record)
             return changed

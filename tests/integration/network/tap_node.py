@@ -192,7 +192,12 @@ class TapNode:
         found += [f"nat rule {rule}" for rule in self.nat_rules()]
         if self.ledger.exists():
             found += [f"ledger file {path.name}" for path in self.ledger.iterdir() if path.name != "lock"]
+        found += [f"placement {path.name}" for path in self.placement("").parent.glob("*")]
         return found
+
+    def placement(self, sandbox: str) -> Path:
+        """The file that says where the sandbox's next VM goes, and who may fetch its taps."""
+        return Path(self.socket).parent / "placements" / f"{sandbox}.json"
 
     def descriptors(self) -> int:
         assert self.process is not None

@@ -90,7 +90,7 @@ class Node:
         self.links = Links()
         self.card = Card(tmp_path / "sys", "lo", self.links)
         self.dhcp = DhcpServer()
-        ledger = Ledger(str(node.ledger))
+        ledger = Ledger(str(node.ledger), str(node.placement("").parent))
         ledger.prepare()
         drivers = PciDrivers(str(self.card.root), self.card.write)
         self.attachments = Attachments(

@@ -98,11 +98,10 @@ def test_an_unused_key_expires_after_two_minutes(tap_node: TapNode) -> None:
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which)
     tap_node.stop()
-    ledger = tap_node.ledger / f"{which}.json"
-    entry = json.loads(ledger.read_text())
-    assert 0 < entry["placement"]["open_until"] - time.clock_gettime(time.CLOCK_BOOTTIME) <= 120
-    entry["placement"]["open_until"] = int(time.clock_gettime(time.CLOCK_BOOTTIME))
-    ledger.write_text(json.dumps(entry))
+    placement = json.loads(tap_node.placement(which).read_text())
+    assert 0 < placement["open_until"] - time.clock_gettime(time.CLOCK_BOOTTIME) <= 120
+    placement["open_until"] = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    tap_node.placement(which).write_text(json.dumps(placement))
     tap_node.start()
     with Asker(tap_node, which, key) as thief:
         assert refused(thief.ask())

@@ -26,6 +26,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.image import ImageConfig
 from virtshim.model.sandbox import SandboxPhase
 from virtshim.pods.lookup import find_container, find_sandbox
+from virtshim.store.writer import DatabaseWriter
 from virtshim.volumes.mount_script import NOT_MOUNTED
 from virtshim.volumes.root_volume import Content
 
@@ -366,6 +367,63 @@ def test_recovery_repairs_a_kill_at_any_step(
         assert world.everything() == [], where
         assert world.outside.files.files == {}, where
         world.close()
+
+
+class PowerCuts:
+    """Keeps the state database as the last synced write left it."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self._kept: dict[Path, bytes] = {}
+        self._lost = False
+        commit = DatabaseWriter.commit
+
+        def noted(writer: DatabaseWriter, *args: Any, synced: bool = True, **options: Any) -> int:
+            changed = commit(writer, *args, synced=synced, **options)
+            self._lost = not synced
+            if synced:
+                self._kept = {path: path.read_bytes() for path in self._files()}
+            return changed
+
+        patched.setattr(DatabaseWriter, "commit", noted)
+        self.directory = Path()
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.directory.rglob("state.db*") if path.suffix != ".reserve"]
+
+    def strike(self) -> bool:
+        """Takes all writes since, once no process has the database open. Returns whether there were any."""
+        if self._lost:
+            for path in self._files():
+                path.unlink()
+            for path, content in self._kept.items():
+                path.write_bytes(content)
+        return self._lost
+
+
+@pytest.mark.parametrize("name", ["run sandbox", "create", "create with a device", "create on a volume"])
+def test_a_power_cut_takes_a_row_only_while_nothing_needs_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, cuts = CALLS[name], PowerCuts(monkeypatch)
+    lost = []
+    for step in range(1, steps_of(call, tmp_path / "count").count + 1):
+        cuts.directory = tmp_path / str(step)
+        cuts.directory.mkdir()
+        world = World(cuts.directory)
+        world.pull()
+        prepared = call.prepare(world)
+        world.journal.crash(step, When.AFTER)
+        with pytest.raises(Crash):
+            call.make(world, prepared)
+        where = f"{name}, power cut after call {step} ({world.journal.calls[-1]})"
+        world.close()
+        lost.append(cuts.strike())
+        world = world.recovered(rebooted=True)
+        assert truth(world) == [], where
+        take_down(world)
+        assert world.everything() == [], where
+        world.close()
+    assert any(lost) == (name in ("run sandbox", "create"))
 
 
 @pytest.mark.parametrize("name", list(CALLS))

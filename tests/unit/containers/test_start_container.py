@@ -1,5 +1,8 @@
 """StartContainer: QEMU runs when it returns; a failed start ends the container with StartError."""
 
+import uuid
+from typing import Any
+
 import pytest
 from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
@@ -199,3 +202,28 @@ def test_a_paused_vm_counts_as_running(world: World) -> None:
     world.outside.vms.deliver()
     assert world.container(container).phase is ContainerPhase.RUNNING
     world.outside.vms.end(world.domain(container), OffReason.CRASHED)
+
+
+@pytest.mark.parametrize("call", ["create", "start"])
+def test_the_number_of_other_pods_adds_no_uuid_to_a_call(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Making one from its text takes 2 us, and a node has hundreds of records."""
+    made: list[str] = []
+
+    class Counted(uuid.UUID):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            made.append("one")
+            super().__init__(*args, **options)
+
+    def uuids(number: int) -> int:
+        sandbox = world.run(f"pod-{number}")
+        container = None if call == "create" else world.create(sandbox)
+        with monkeypatch.context() as patched:
+            patched.setattr(uuid, "UUID", Counted)
+            made.clear()
+            world.create(sandbox) if container is None else world.start(container)
+        return len(made)
+
+    alone, *with_others = [uuids(number) for number in range(4)]
+    assert with_others == [alone] * 3

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri.lists import ItemCache, ResponseCache, batches
+from virtshim.cri.lists import ItemCache, ResponseCache, batches, encoded
 from virtshim.model.ids import SandboxId
 from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig
 
@@ -74,17 +74,34 @@ def test_filtered_lists_do_not_grow_the_cache_without_limit(make):
     assert make.made == ["pod-0", "pod-1", "pod-2", "pod-3", "pod-4"]
 
 
-def test_a_whole_answer_is_rebuilt_only_when_a_record_has_changed() -> None:
-    answers = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
-        lambda pods: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
+def test_a_whole_answer_is_encoded_only_when_a_record_has_changed() -> None:
+    generation, pods = 0, PODS
+    answers = ResponseCache(
+        lambda: generation, lambda: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
     )
-    first = answers.answer(PODS)
-    assert answers.answer(list(PODS)) is first
-    equal = dataclasses.replace(PODS[0])
-    for others in ([equal, *PODS[1:]], PODS[1:], [*PODS, equal], []):
-        answer = answers.answer(others)
-        assert answer is not first
+    first = encoded(answers.answer())
+    assert encoded(answers.answer()) is first
+    for others in (PODS[1:], [*PODS, PODS[0]], []):
+        generation, pods = generation + 1, others
+        answer = pb.ListPodSandboxResponse.FromString(encoded(answers.answer()))
         assert [item.id for item in answer.items] == [pod.id.value for pod in others]
+
+
+def test_an_answer_that_was_made_while_a_record_changed_is_made_again() -> None:
+    generation = 0
+
+    def change_meanwhile() -> pb.ListPodSandboxResponse:
+        nonlocal generation
+        generation += generation < 3
+        return pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=str(generation))])
+
+    answers = ResponseCache(lambda: generation, change_meanwhile)
+    told = [pb.ListPodSandboxResponse.FromString(encoded(answers.answer())).items[0].id for _ in range(5)]
+    assert told == ["1", "2", "3", "3", "3"]
+
+
+def test_a_message_is_encoded_as_grpc_would_do_it() -> None:
+    assert encoded(pb.PodSandbox(id="x")) == pb.PodSandbox(id="x").SerializeToString()
 
 
 # --- batches

@@ -175,6 +175,38 @@ def test_deleting_what_is_gone_is_no_error(records: SqliteRecords) -> None:
     assert records.sandboxes.all() == records.containers.all() == records.images.all() == []
 
 
+def test_each_change_of_a_table_shows_in_its_generation_and_a_refused_one_does_not(records: SqliteRecords) -> None:
+    seen = [records.sandboxes.generation]
+
+    def is_new() -> bool:
+        seen.append(records.sandboxes.generation)
+        return seen[-1] > seen[-2]
+
+    records.sandboxes.add(SANDBOX)
+    assert is_new()
+    records.sandboxes.replace(dataclasses.replace(SANDBOX, reason="changed"), survives_power_cuts=False)
+    assert is_new()
+    records.sandboxes.put(SANDBOX)
+    assert is_new()
+    with pytest.raises(AlreadyExists):
+        records.sandboxes.add(SANDBOX)
+    assert not is_new()
+    records.sandboxes.delete(SANDBOX.id)
+    assert is_new()
+    records.sandboxes.delete(SANDBOX.id)
+    assert not is_new()
+
+
+def test_who_reads_a_generation_reads_records_that_are_at_least_as_new(records: SqliteRecords) -> None:
+    told: list[tuple[int, int]] = []
+    records.sandboxes.on_change(
+        lambda _before, _after: told.append((records.sandboxes.generation, len(records.sandboxes.all())))
+    )
+    before = records.sandboxes.generation
+    records.sandboxes.add(SANDBOX)
+    assert told == [(before + 1, 1)]
+
+
 def test_put_adds_or_replaces(records: SqliteRecords, path: Path) -> None:
     records.images.put(IMAGE)
     other = dataclasses.replace(IMAGE, tags=(), pulled_at=9)

@@ -45,7 +45,7 @@ FIXTURES = sorted((Path(__file__).resolve().parents[2] / "fixtures" / "ledger").
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(str(tmp_path / "ledger"))
+    made = Ledger(str(tmp_path / "ledger"), str(tmp_path / "run"))
     made.prepare()
     return made
 
@@ -82,12 +82,44 @@ def test_queues_are_read_as_they_were_written_and_earlier_records_have_none(ledg
         placement=Placement(queues=4),
     )
     ledger.write(many)
+    ledger.place(SANDBOX, many.placement)
     assert ledger.read(SANDBOX) == many
     earlier = json.loads(json.dumps(to_json(many)))
     for where in (earlier["pod"], earlier["nics"][0]):
         del where["multi_queue"]
-    del earlier["placement"]["queues"]
-    assert from_json(earlier) == ENTRY
+    assert from_json({**earlier, "placement": {"group": ""}}) == ENTRY
+
+
+def test_the_placement_of_an_earlier_version_holds_until_the_next(ledger: Ledger) -> None:
+    """Its VM keeps running while tapmanager is upgraded."""
+    earlier = {**json.loads(json.dumps(to_json(ENTRY))), "placement": {"group": "/virtshim/x", "uid": 4711}}
+    Path(ledger.path(SANDBOX)).write_text(json.dumps(earlier))
+    assert ledger.read(SANDBOX) == dataclasses.replace(ENTRY, placement=Placement("/virtshim/x", uid=4711))
+    ledger.place(SANDBOX, Placement("/virtshim/y"))
+    assert ledger.read(SANDBOX) == dataclasses.replace(ENTRY, placement=Placement("/virtshim/y"))
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b'{"group": 5}', None], ids=["empty", "half", "wrong", "lost"])
+def test_a_power_cut_may_take_the_placement_but_not_the_record(
+    ledger: Ledger, tmp_path: Path, left: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.write(ENTRY)
+    ledger.place(SANDBOX, Placement("/virtshim/x", open_until=99))
+    (file,) = (tmp_path / "run").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.unlink() if left is None else file.write_bytes(left)
+    assert ledger.read(SANDBOX) == ENTRY
+    assert (left is None) == (caplog.text == "")
+    ledger.place(SANDBOX, Placement("/virtshim/z"))
+    assert ledger.read(SANDBOX) == dataclasses.replace(ENTRY, placement=Placement("/virtshim/z"))
+    ledger.delete(SANDBOX)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_placement_is_written_without_a_sync(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.write(ENTRY)
+    monkeypatch.setattr(os, "fsync", lambda _fd: pytest.fail("a start waits for the disk"))
+    ledger.place(SANDBOX, Placement("/virtshim/x"))
 
 
 def test_rules_and_tables_are_read_as_they_were_written_and_earlier_records_have_none(ledger: Ledger) -> None:

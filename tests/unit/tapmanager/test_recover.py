@@ -42,7 +42,7 @@ class World:
     """tapmanager's pods, in whose namespaces nothing is done; `serving` one that is in `broken` fails so."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ledger = Ledger(str(folder))
+        self.ledger = Ledger(str(folder), f"{folder}-placements")
         self.ledger.prepare()
         self.broken: dict[str, Exception] = {}
         self.served: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from tapmanager import protocol
 from vmwrapper import __main__ as wrapper
 from vmwrapper import bundle
+from vmwrapper.confine import kernel, seccomp
 
 SANDBOX = "ab" * 32
 KEY = "cd" * 32
@@ -241,17 +243,80 @@ def test_the_same_sources_give_the_same_bytes_and_a_current_file_is_left_alone(t
     assert len(digests) == 1, "libvirt asks an emulator anew whose file has changed"
 
 
-def test_a_python_of_another_version_compiles_the_sources(tmp_path: Path) -> None:
+def test_a_python_of_another_version_compiles_the_sources(
+    tmp_path: Path, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
     path = tmp_path / "vmwrapper"
     path.write_bytes(bundle.build(magic=b"\0\0\r\n"))
+    path.chmod(0o755)
+    there = tapmanager(taps)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(str(path), ARGS, VIRTSHIM_EMULATOR=qemu, VIRTSHIM_CONFINE="seccomp", **env)
+    assert "virtio-net-pci" in done.stdout, done.stderr
+
+
+def test_a_python_that_is_too_old_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "vmwrapper"
+    path.write_bytes(bundle.build(magic=b"\0\0\r\n", oldest=(3, 99)))
+    path.chmod(0o755)
+    done = run(str(path), [], VIRTSHIM_EMULATOR="/bin/true")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "/usr/bin/python3 is Python 3." in done.stderr
+    assert "needs Python 3.99 or newer" in done.stderr
+
+
+def test_python_parses_no_literals_of_the_modules(program: str) -> None:
+    """At each start Python parses the whole file, and long literals with escapes take it longer than running the modules."""
+    text = Path(program).read_text()
+    assert "\\x" not in text.partition("COMPILED = ")[2]
+    assert len(text) < 200_000
+
+
+def test_qemu_is_confined_while_tapmanager_works(
+    program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
+    seen: list[str] = []
+
+    def slow(conn: socket.socket, request: dict[str, object]) -> None:
+        pid, _, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        until = time.monotonic() + 10
+        while "NoNewPrivs:\t1" not in Path(f"/proc/{pid}/status").read_text() and time.monotonic() < until:
+            os.sched_yield()
+        seen.append(Path(f"/proc/{pid}/status").read_text())
+        taps(conn, request)
+
+    there = tapmanager(slow)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(program, ARGS, VIRTSHIM_EMULATOR=qemu, VIRTSHIM_CONFINE="seccomp", **env)
+    assert done.returncode == 0, done.stderr
+    assert "NoNewPrivs:\t1" in seen[0]
+
+
+def test_a_vm_that_cannot_be_confined_does_not_start_and_does_not_ask_again(
+    program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
+    def without_prctl() -> None:
+        kernel.forbid_new_privileges()
+        seccomp.install(seccomp.program((157,), {}))
+
+    there = tapmanager(hangs_up)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
     done = subprocess.run(
-        [sys.executable, "-IS", str(path)],
-        env={"VIRTSHIM_EMULATOR": "/no/such/qemu"},
-        capture_output=True,
-        timeout=30,
-        check=False,
+        [program, *ARGS],
+        env={"PATH": "/usr/bin:/bin", "VIRTSHIM_EMULATOR": qemu, "VIRTSHIM_CONFINE": "landlock,seccomp", **env},
+        capture_output=True, text=True, timeout=30, check=False, preexec_fn=without_prctl,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, len(there.requests)) == (1, "", 1)
+    assert done.stderr.endswith(
+        "QEMU cannot be confined: Operation not permitted; see libvirt.confine in virtshim's config\n"
     )
-    assert b"/no/such/qemu: No such file or directory" in done.stderr
+
+
+def test_a_confined_process_may_reach_tapmanager_again(program: str, tapmanager: Callable[..., Tapmanager]) -> None:
+    there = tapmanager(hangs_up, taps)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(program, ARGS, VIRTSHIM_EMULATOR="/bin/true", VIRTSHIM_CONFINE="landlock,seccomp", **env)
+    assert (len(there.requests), done.stderr) == (2, "")
 
 
 def test_a_malformed_json_answer_is_reported_in_one_line(
@@ -267,7 +332,8 @@ def test_a_malformed_json_answer_is_reported_in_one_line(
 def test_vmwrapper_imports_only_a_few_fast_modules(program: str) -> None:
     done = subprocess.run(
         ["/usr/bin/python3", "-IS", "-X", "importtime", program, "-version"],
-        env={"VIRTSHIM_EMULATOR": "/bin/true"}, capture_output=True, text=True, check=True, timeout=30,
+        env={"VIRTSHIM_EMULATOR": "/bin/true", "VIRTSHIM_CONFINE": "seccomp"},
+        capture_output=True, text=True, check=True, timeout=30,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     heavy = {
@@ -277,14 +343,14 @@ def test_vmwrapper_imports_only_a_few_fast_modules(program: str) -> None:
         "threading",
         "logging",
         "asyncio",
-        "ctypes",
+        "ctypes._endian",
         "argparse",
         "zlib",
         "inspect",
-        "json",
+        "json.decoder",
         "re",
         "enum",
-        "socket",
+        "select",
         "selectors",
         "collections",
         "contextlib",

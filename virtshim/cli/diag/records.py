@@ -65,6 +65,7 @@ def cni(node: Node) -> Iterator[File]:
     mine = node.settings.tapmanager
     yield from _json_files(node, mine.cni_conf_dir, "configuration")
     yield from _json_files(node, mine.state_dir, "ledger")
+    yield from _json_files(node, os.path.join(os.path.dirname(mine.socket), "placements"), "placements")
     yield "plugins.txt", "".join(listing(directory) for directory in mine.cni_bin_dir)
     yield "leases.txt", "".join(listing(directory) for directory in _lease_directories(node))
     yield "delegates.txt", listing("/var/lib/cni/multus")
