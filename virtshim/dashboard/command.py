@@ -22,7 +22,6 @@ from virtshim.dashboard.readings import Graphs
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.system.logsetup import set_up_logging
 
-DEFAULT_PORT: Final = 8734
 # Seconds until an idle connection is closed. aiohttp's default is an hour.
 _KEPT: Final = 30.0
 
