@@ -116,13 +116,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """`at`: seconds since 1970."""
+class NodeEvent:
+    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` and so on. `id`: of the pod or the VM."""
 
     at: float
     what: str
     id: str
     pod: str
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ class NodeClient:
             found = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
         return [_usage(one) for one in found]
 
-    def events(self) -> Iterator[Happened]:
+    def events(self) -> Iterator[NodeEvent]:
         with as_shim_errors():
             for one in self._runtime.GetContainerEvents(pb.GetEventsRequest()):
                 metadata = one.pod_sandbox_status.metadata
@@ -310,7 +311,7 @@ class NodeClient:
                 what = what.removeprefix("CONTAINER_").removesuffix("_EVENT").lower()
                 subject = "pod" if one.container_id == one.pod_sandbox_status.id else "vm"
                 pod = f"{metadata.namespace}/{metadata.name}"
-                yield Happened(one.created_at / 1e9, f"{subject} {what}", one.container_id, pod)
+                yield NodeEvent(one.created_at / 1e9, f"{subject} {what}", one.container_id, pod)
 
     def how_is(self, vm: str) -> Ended:
         with as_shim_errors():
