@@ -35,7 +35,8 @@ def set_up(level: str) -> None:
 
 def log_file(path: str) -> logging.Handler:
     """Writes to a log file. On a full disk its lines are lost, without other effects."""
-    from logging.handlers import RotatingFileHandler  # takes memory, and systemd's services need it not
+    from logging.handlers import RotatingFileHandler  # loaded late, because it takes memory and a service of systemd
+    # does not need it
 
     class LogFile(RotatingFileHandler):
         def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class's name

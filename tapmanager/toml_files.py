@@ -153,6 +153,6 @@ def _keys(at: Key, value: Any) -> Iterator[Key]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that was probably meant; "" if none is similar."""
-    import difflib  # needed for faults alone
+    import difflib  # loaded late, because only faults need it
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)), "")

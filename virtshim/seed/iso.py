@@ -116,7 +116,7 @@ def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
 
 def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
     """Rock Ridge and Joliet hold the unchanged names."""
-    import pycdlib  # 2 MiB; many a virtshim that is started again has all its VMs already
+    import pycdlib  # loaded late, because it takes 2 MiB and a restarted virtshim needs it only for the next new VM
 
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
