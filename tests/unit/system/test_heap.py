@@ -89,7 +89,7 @@ _VMS = ("libvirt", "sqlalchemy", "urllib3", "wsproto")
 _VIRTSHIM = ("grpc", "pydantic", "structlog", "virtshim")
 _UNUSED = {
     "virtshim serve": (*_OPTIONAL, "pyroute2"),
-    "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2"),
+    "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2", "virtshim.images.service", "virtshim.recovery", "virtshim.store"),
     "tapmanager": (
         *_OPTIONAL, *_VMS, *_VIRTSHIM, "logging.handlers", "pyroute2.ethtool", "pyroute2.ipdb", "pyroute2.ndb", "sqlite3",
     ),
