@@ -110,8 +110,8 @@ class PciDrivers:
             if self._is_open(f"/dev/vfio/{group}"):
                 raise TapmanagerError(
                     "failed-precondition",
-                    f"PCI device {address} is in use: a virtual machine has its IOMMU group {group} open. It is free when that "
-                    "has ended",
+                    f"PCI device {address} is in use: a virtual machine has its IOMMU group {group} open. The "
+                    "device is free when that virtual machine has ended",
                 )
 
     def _write(self, path: str, text: str) -> None:

@@ -6,7 +6,6 @@ Names, addresses and errors come from pods, CNI plugins and peers. A line break 
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import threading
 import time
@@ -26,7 +25,7 @@ def set_up(level: str) -> None:
     """Sends all logs of this process to standard error, in such lines."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if path := os.environ.get(FILE_VARIABLE):
-        handlers.append(LogFile(path))
+        handlers.append(log_file(path))
     root = logging.getLogger()
     root.handlers[:] = handlers
     for handler in handlers:
@@ -34,14 +33,16 @@ def set_up(level: str) -> None:
     root.setLevel(level.upper())
 
 
-class LogFile(logging.handlers.RotatingFileHandler):
-    """A log file. On a full disk its lines are lost, without other effects."""
+def log_file(path: str) -> logging.Handler:
+    """Writes to a log file. On a full disk its lines are lost, without other effects."""
+    from logging.handlers import RotatingFileHandler  # loaded late, because it takes memory and a service of systemd
+    # does not need it
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=1)
+    class LogFile(RotatingFileHandler):
+        def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class's name
+            del record
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class's name
-        del record
+    return LogFile(path, maxBytes=_FILE_BYTES, backupCount=1)
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

@@ -1,7 +1,7 @@
 """The wire protocol between tapmanager and its callers (virtshim, vmwrapper): frames, without the meaning of requests.
 
 A frame is one SOCK_SEQPACKET message: a UTF-8 JSON object, with file descriptors beside it (SCM_RIGHTS). The kernel keeps
-message borders, so a frame arrives whole or not at all.
+message boundaries, so a frame arrives whole or not at all.
 
     request   {"v": 1, "id": 7, "verb": "fetch", "timeout": 10.0, "args": {...}}
     answer    {"v": 1, "id": 7, "ok": {...}}                              descriptors only here

@@ -6,7 +6,6 @@ reports no positions, so it gets the document statement by statement. A setting'
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 import re
@@ -154,4 +153,6 @@ def _keys(at: Key, value: Any) -> Iterator[Key]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that was probably meant; "" if none is similar."""
+    import difflib  # loaded late, because only faults need it
+
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)), "")

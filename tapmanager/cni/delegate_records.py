@@ -68,7 +68,8 @@ def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
 
 
 def kinds(conf: NetworkConf, sandbox: str) -> frozenset[str]:
-    """The plugins that work in the sandbox's namespace: those of `conf`, and those that a meta plugin runs."""
+    """The plugins that work in the sandbox's namespace: the plugins of `conf`, and the plugins that a meta plugin runs
+    for it."""
     delegates = read(conf, sandbox)
     if not delegates:
         return frozenset(conf.types())

@@ -204,7 +204,7 @@ log = logging.getLogger(__name__)
 
 
 def open_nics(entry: Entry, beside: Beside) -> Sequence[GuestNic]:
-    """Opens the pod's NICs that have an address. `beside`: that of the server that will serve them. Must run in the pod's
+    """Opens the pod's NICs that have an address. `beside`: the threads of the server that will serve them. Must run in the pod's
     namespace. Raises OSError; then none is open."""
     with contextlib.ExitStack() as undo:
         opened = [found for nic in entry.nics if (found := _opened_open(entry, nic, beside, undo))]

@@ -96,7 +96,7 @@ def message_parse(data: bytes) -> Message:
     options = tuple(message_parse_options(data[4:]))
     codes = [code for code, _ in options]
     if any(codes.count(code) > 1 for code in _SINGLE):
-        raise BadPacket("an option twice that can be there once")
+        raise BadPacket("an option occurs twice that may occur once")
     for code, value in options:
         if code in (MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID) and len(value) not in _DUID:
             raise BadPacket("a bad DUID")

@@ -28,11 +28,12 @@ class KernelRoute:
 
 @dataclass(frozen=True, slots=True)
 class KernelLink:
-    """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
-    PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
-    beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host.
-    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones. `policies`: rules
-    that choose other tables with routes through it, and these."""
+    """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`:
+    the PCI address of the device whose interface this is, "" for none. `leads_out`: whether the link belongs to a
+    device, or its other end or the link beneath it is in another namespace. `alias`: the link's alias, in which the
+    plugin host-device keeps the name that the link had on the host.
+    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones. `policies`: routes through this link in
+    other tables than main, and the rules that choose these tables."""
 
     name: str
     kind: str

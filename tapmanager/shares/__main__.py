@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tapmanager import log_lines, server, thread_dump, toml_files
+from tapmanager import heap, log_lines, server, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.daemon import Reload, notify_systemd, watchdog_seconds
 from tapmanager.errors import TapmanagerError
@@ -38,6 +38,7 @@ class ShareSettings:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after SIGTERM or SIGINT, 1 for a fault that the operator must correct."""
+    heap.share_one_heap()
     parser = argparse.ArgumentParser("virtshim-shares", description="Serves pods' volumes to their virtual machines.")
     parser.add_argument("--config", metavar="FILE", help="TOML file with a [shares] table")
     try:
@@ -81,6 +82,7 @@ def _run(chosen: ShareSettings, again: Callable[[], ShareSettings]) -> int:
         listener = server.listen(chosen.socket, 0)
         serving = server.Server(listener, partial(verbs.perform, daemons), None)
         serving.start()
+        heap.return_freed_memory()
         Reload(chosen, again, ("virtiofsd",), lambda new: daemons.use_program(new.virtiofsd)).start()
         log.info("shares.ready socket=%s", chosen.socket)
         notify_systemd(os.environ, "READY=1")

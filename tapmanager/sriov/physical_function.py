@@ -80,7 +80,7 @@ class PhysicalFunctions:
         raise internal(f"PCI device {address} is not one of the virtual functions of {os.path.basename(owner)}")
 
     def mtu(self, address: str) -> int:
-        """The MTU of the card's interface, which limits that of its functions; 0 if the card has no interface."""
+        """The MTU of the card's interface, which its functions cannot exceed; 0 if the card has no interface."""
         for name in self._own_interfaces(address):
             value = value_in(os.path.join(self._devices, address, "physfn/net", name, "mtu"))
             if value.isdecimal():

@@ -61,6 +61,7 @@ class ManyPods:
         self._networks = PodNetworkClient(TapmanagerConnection(self.settings.tapmanager.socket))
         arguments = ("--config", self._node.config_file)
         self.tapmanager = Daemon("tapmanager", (sys.executable, "-m", "tapmanager", *arguments, "--log-level", "error"))
+        self.shares = Daemon("virtshim-shares", (sys.executable, "-m", "tapmanager.shares", *arguments))
         self.virtshim = Daemon("virtshim", (sys.executable, "-m", "virtshim", "serve", *arguments))
         self._pods: list[SandboxId] = []
         self._write_domains([])
@@ -158,12 +159,12 @@ def processor_time(daemon: Daemon) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(node: ManyPods, pods: int) -> float:
-    """MiB of both daemons after kubelet has polled them for a while."""
+def memory(node: ManyPods, pods: int) -> dict[str, float]:
+    """MiB of each daemon after kubelet has polled virtshim for a while."""
     with PodClient(node.settings.cri_socket) as cri:
         for _ in range(20):
             assert (len(cri.pods()), len(cri.containers())) == (pods, pods)
-    return resident(node.virtshim) + resident(node.tapmanager)
+    return {daemon.name: resident(daemon) for daemon in (node.virtshim, node.tapmanager, node.shares)}
 
 
 @contextlib.contextmanager
@@ -191,21 +192,24 @@ def recover_rounds(rounds: int, figures: Figures) -> None:
         os.chmod(directory, 0o711)
         with own_libvirtd(directory) as sockets:
             node = ManyPods(directory, sockets)
-            with running(node.tapmanager):
+            with running(node.tapmanager, node.shares):
                 _rounds(node, rounds, figures)
 
 
 def _rounds(node: ManyPods, rounds: int, figures: Figures) -> None:
     with running(node.virtshim):
-        bare = memory(node, 0)
+        bare = sum(memory(node, 0).values())
     node.fill(PODS)
     try:
         for _ in range(rounds):
             figures.add("recover_200_s", timed(node.virtshim.start) / 1000, "s")
             figures.add("phase_recover_cpu_s", processor_time(node.virtshim), "s")
-            both = memory(node, PODS)
-            figures.add("rss_200_mib", both, "MiB")
-            figures.add("rss_per_pod_kib", (both - bare) * 1024 / PODS, "KiB")
+            of_each = memory(node, PODS)
+            every = sum(of_each.values())
+            figures.add("rss_200_mib", every, "MiB")
+            figures.add("rss_per_pod_kib", (every - bare) * 1024 / PODS, "KiB")
+            for name, mib in of_each.items():
+                figures.add(f"rss_{name.removeprefix('virtshim-')}_200_mib", mib, "MiB")
             node.virtshim.stop()
     finally:
         node.virtshim.stop()

@@ -1,4 +1,4 @@
-"""The borders between packages: no import circle, no upward import, and no package with too many modules.
+"""The boundaries between packages: no import circle, no upward import, and no package with too many modules.
 
 import-linter decides which package may import which (pyproject.toml); these tests show that it would report violations.
 """

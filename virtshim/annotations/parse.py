@@ -28,6 +28,7 @@ from virtshim.annotations.options import (
     shown,
 )
 from virtshim.annotations.profiles import PROFILE_ANNOTATION
+from virtshim.devices.guest_view import mount_paths
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
 from virtshim.model.sandbox import BY_POD_NAME
@@ -330,7 +331,7 @@ def _disk_images(options: VmOptions, text: str) -> VmOptions:
 
 
 def _memory_volumes(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, memory_volumes=memory_volumes.parse(text))
+    return dataclasses.replace(options, memory_volumes=mount_paths(text, memory_volumes.MOST_MEMORY_VOLUMES))
 
 
 def _sysprep(options: VmOptions, text: str) -> VmOptions:

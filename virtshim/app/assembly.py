@@ -30,8 +30,7 @@ from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder, VmEvents
 from virtshim.containers.remove_container import RemoveContainer
 from virtshim.containers.start_container import StartContainer
-from virtshim.containers.stop_container import StopContainer
-from virtshim.containers.termination_message import TerminationMessages
+from virtshim.containers.stop_container import StopContainer, TerminationMessages
 from virtshim.containers.update_resources import UpdateContainerResources, UpdateSandboxResources
 from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import subject_of

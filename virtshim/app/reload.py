@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from virtshim.annotations.profiles import Profile
 from virtshim.config.faults import dotted, keys_of, table_in
 from virtshim.config.settings import BadConfiguration, Settings, load_settings
+from virtshim.model.image import Watermarks
 from virtshim.model.sizing import NodeLimits
 from virtshim.moves.values import SavedLimits
-from virtshim.recovery.image_gc import Watermarks
 from virtshim.system import machine
 from virtshim.system.daemon import notify_systemd
 from virtshim.system.live import Live

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 # StopContainer is cut off; kubelet repeats it.
 _DRAIN = 5.0
 
-# Of the settings; the others are those of programs beside this one.
+# The settings that this program uses. The other settings belong to other programs.
 OWN = (
     "paths", "cri", "streaming", "libvirt", "images", "vm", "devices", "peers", "log", "metrics.address",
     "tracing", "tapmanager.socket", "shares.socket",

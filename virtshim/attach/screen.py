@@ -167,7 +167,7 @@ def _rectangle(server: _Server, pixels: bytearray, width: int, height: int) -> i
 
 def _bounded(number: int, most: int) -> int:
     if number > most:
-        raise OSError(f"it announces {number} where {most} is the most")
+        raise OSError(f"it announces {number}, but at most {most} is allowed")
     return number
 
 

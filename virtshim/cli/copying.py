@@ -157,7 +157,7 @@ def _bring_in(guest: _Guest, source: str, target: str) -> int:
         case "named":
             directory = parent or "."
         case _:
-            raise NotFound(f"the guest has no directory {parent or '.'}; make it, by `virtshim exec` and mkdir -p")
+            raise NotFound(f"the guest has no directory {parent or '.'}; make it with `virtshim exec` and mkdir -p")
     with guest.running("tar", "-x", "-f", "-", "-C", directory) as command:
         writer: Any = command
         try:
@@ -178,7 +178,7 @@ def _sockets(source: str) -> list[str]:
 
 def _report(left_out: Sequence[str]) -> int:
     for one in left_out:
-        print(f"cp: left out, because it is no file or directory: {printable_text(one)}", file=sys.stderr)
+        print(f"cp: left out, because it is neither a file nor a directory: {printable_text(one)}", file=sys.stderr)
     return 1 if left_out else 0
 
 

@@ -9,28 +9,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
 from virtshim.cli.tables import show_json_line
-from virtshim.cri.client import NodeClient, connected
+from virtshim.cri.client import NodeClient, NodeEvent, connected
 from virtshim.cri.operator_client import OperatorClient, operating
 from virtshim.model.errors import ShimError, Unavailable
 from virtshim.model.text import printable_text
 
 _SHORT: Final = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` and so on. `id`: of the pod or the VM."""
-
-    at: float
-    what: str
-    id: str
-    pod: str
-    message: str = ""
 
 
 def events(socket: str, admin: str, *, as_json: bool) -> None:
@@ -41,7 +30,7 @@ def events(socket: str, admin: str, *, as_json: bool) -> None:
 def show_events(
     node: AbstractContextManager[NodeClient], operator: AbstractContextManager[OperatorClient], *, as_json: bool
 ) -> None:
-    arrived: queue.SimpleQueue[Event | ShimError] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[NodeEvent | ShimError] = queue.SimpleQueue()
     for source in (_lives(node), _actions(operator)):
         threading.Thread(target=_gather, args=(source, arrived), daemon=True).start()
     if sys.stderr.isatty():
@@ -57,20 +46,19 @@ def show_events(
                 print(line(event), flush=True)
 
 
-def line(event: Event) -> str:
+def line(event: NodeEvent) -> str:
     stamp = datetime.fromtimestamp(event.at).astimezone().isoformat(timespec="milliseconds")
     text = f"{stamp}  {event.what:<12}  {event.pod}  {event.id[:_SHORT]}"
     return printable_text(f"{text}  {event.message}" if event.message else text)
 
 
-def _lives(node: AbstractContextManager[NodeClient]) -> Iterator[Event]:
+def _lives(node: AbstractContextManager[NodeClient]) -> Iterator[NodeEvent]:
     with node as connected:
-        for one in connected.events():
-            yield Event(one.at, one.what, one.id, one.pod)
+        yield from connected.events()
     raise _ended()
 
 
-def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event]:
+def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[NodeEvent]:
     """Yields nothing from a node without an admin socket."""
     with contextlib.ExitStack() as stack:
         try:
@@ -78,7 +66,7 @@ def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event
         except ShimError:
             return
         for one in connected.actions(time.time()):
-            yield Event(one.at, one.action, one.vm, one.pod, one.message)
+            yield NodeEvent(one.at, one.action, one.vm, one.pod, one.message)
     raise _ended()
 
 
@@ -89,7 +77,7 @@ def _ended() -> Unavailable:
     )
 
 
-def _gather(source: Iterator[Event], arrived: queue.SimpleQueue[Event | ShimError]) -> None:
+def _gather(source: Iterator[NodeEvent], arrived: queue.SimpleQueue[NodeEvent | ShimError]) -> None:
     try:
         for event in source:
             arrived.put(event)

@@ -147,7 +147,7 @@ def rmi(
     remove_images(cri_socket(socket, config), images)
 
 
-image_app = typer.Typer(help="Housekeeping of images.", no_args_is_help=True)
+image_app = typer.Typer(help="Clean up images.", no_args_is_help=True)
 
 
 @image_app.command("prune")
@@ -237,7 +237,7 @@ def logs(
 
 @operating_app.command()
 def inspect(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Show all about a pod and its VM: records, libvirt's state, addresses, devices, disks, phases of its start."""
+    """Show everything about a pod and its VM: records, libvirt's state, addresses, devices, disks, phases of its start."""
     from virtshim.cli.acting import inspect as look
 
     look(cri_socket(socket, config), admin_socket(socket, config), name, as_json=as_json)
@@ -311,7 +311,7 @@ _Grace = Annotated[int, typer.Option("--seconds", help="the time that the guest 
 
 @operating_app.command()
 def start(name: _Stays, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Start a stopped VM of `virtshim run -d`, and print its id. Its disk is as it was."""
+    """Start a stopped VM of `virtshim run -d`, and print its id. Its disk is unchanged."""
     from virtshim.cli.staying import start as start_vm
 
     print(start_vm(cri_socket(socket, config), name))
@@ -339,7 +339,7 @@ def restart(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: 
 def rm(
     name: _Stays,
     force: Annotated[
-        bool, typer.Option("-f", "--force", help="also if the VM runs; it loses what is not on its disk")
+        bool, typer.Option("-f", "--force", help="remove the VM even if it runs; its guest loses what is not on disk")
     ] = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
@@ -537,7 +537,7 @@ def vnc(
         str,
         typer.Option(
             "--unix",
-            help="path of the Unix socket for VNC clients, mode 0600; default: one in a new directory of yours",
+            help="path of the Unix socket for VNC clients, mode 0600; default: one in a new private directory",
         ),
     ] = "",
     socket: _Socket = None,
@@ -562,7 +562,7 @@ def port_forward(
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Lead ports of this machine to ports of a VM until Ctrl-C: `virtshim port-forward NAME 8080:80`."""
+    """Forward ports of this machine to ports of a VM until Ctrl-C: `virtshim port-forward NAME 8080:80`."""
     from virtshim.cli.port_forward import parse_forwards
     from virtshim.cli.port_forward import port_forward as forward
 

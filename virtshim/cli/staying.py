@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from virtshim.annotations.parse import VM_ANNOTATION
 from virtshim.cli.pulling import pull
 from virtshim.cli.run import Signals
-from virtshim.cri.client import CONTAINER, NodeClient, WantedVm, connected
-from virtshim.cri.made_pods import pods_of, running_vm_of, stop_vm_of_run
+from virtshim.cri.client import CONTAINER, NodeClient, WantedVm, connected, pods_of, running_vm_of, stop_vm_of_run
 from virtshim.cri.operator_client import LastingVm, operating
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 

@@ -205,7 +205,7 @@ class Images(Section):
         ge=1,
         le=100,
         reload=True,
-        why="kubelet removes images if it watches this file system; set this if `virtshim check` says that it does not",
+        why="kubelet removes images only if it watches this file system; set this if `virtshim check` says that kubelet does not",
     )
     gc_low_percent: int = setting(
         80,

@@ -293,7 +293,7 @@ class Tapmanager(Section):
     netns_dir: PathText = setting(
         "/run/netns",
         "directory of the names of network namespaces",
-        why="`ip netns` looks there, so that people find them",
+        why="`ip netns` looks in this directory, so people find the namespaces",
     )
     cni_conf_dir: PathText = setting(
         "/etc/cni/net.d",

@@ -78,8 +78,8 @@ class Proxy(Section):
     )
     annotation_alone: Literal["route", "refuse"] = setting(
         "route",
-        "a pod that has the annotation but no RuntimeClass: route sends it to the runtime that it names, refuse refuses it, so "
-        "that pods must use a RuntimeClass",
+        "a pod that has the annotation but no RuntimeClass: route sends the pod to the runtime that the annotation names, refuse "
+        "refuses the pod, so pods must use a RuntimeClass",
         why="pods for Virtlet have no RuntimeClass, and so no overhead; `vm.require_overhead` refuses them nevertheless",
     )
     primary: PrimaryRuntime = setting(

@@ -53,7 +53,7 @@ class Libvirt(Section):
         ("landlock", "seccomp", "core-scheduling"),
         "how QEMU is confined, in addition to its user",
         allowed="landlock, seccomp, core-scheduling",
-        why="all that exist; those that the kernel lacks are skipped",
+        why="every mechanism that exists; virtshim skips what the kernel lacks",
     )
     parts: tuple[PathText, ...] = setting(
         (),

@@ -12,12 +12,11 @@ import structlog
 
 from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.containers.termination_message import TerminationMessages
 from virtshim.guest.boot_phases import BootProgress
-from virtshim.guest.command import stop_signal_of
+from virtshim.guest.command import MAX_MESSAGE_BYTES, stop_signal_of, termination_file
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.operation import Action, paused_by_operator
-from virtshim.guest.ports import GuestAgents
+from virtshim.guest.ports import GuestAgents, GuestOperations, TerminationFiles
 from virtshim.model.container import Container, ContainerPhase, ExitReason, asked_to_stop
 from virtshim.model.errors import Aborted, InternalError, ShimError, WrongState
 from virtshim.model.ids import ContainerId
@@ -40,6 +39,32 @@ _SAVING = 2 / 3
 _BREAKING_OFF = 5.0
 # For the last read of the termination message of a command that did not end.
 _LAST_LOOK = 1.0
+# To read the message from a guest whose command has just ended, so its agent works, and from any other guest.
+_AFTER_A_COMMAND = 5.0
+_BEFORE_A_STOP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationMessages:
+    """Reads a container's termination message from the guest before the VM ends, and writes it to kubelet's file."""
+
+    records: Records
+    guests: GuestOperations
+    files: TerminationFiles
+
+    def collect(self, container: Container, most_seconds: float) -> None:
+        """Takes at most that time. If the guest has no message or does not answer, kubelet's file stays as it is."""
+        wanted = termination_file(container.config.annotations, container.config.mounts)
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        timeout = min(most_seconds, _AFTER_A_COMMAND if container.status.ending else _BEFORE_A_STOP)
+        if wanted is None or sandbox is None or timeout <= 0:
+            return
+        try:
+            message = self.guests.read_tail(container.id, wanted.guest, MAX_MESSAGE_BYTES, timeout)
+            if message:
+                self.files.write(wanted.host, sandbox.key.uid, message)
+        except ShimError as exc:
+            log.info("container.termination_message.none", container=container.id.short, why=str(exc))
 
 
 @dataclass(slots=True)

@@ -205,8 +205,8 @@ class UpdateSandboxResources:
             self.records.sandboxes.replace(changed)
 
     def _refuse_what_the_vm_cannot(self, sandbox: Sandbox, container: Container, changed: Sandbox) -> None:
-        """Compares the pod's values only while they equal those of its one container. Otherwise (several containers,
-        limits of the pod itself) UpdateContainerResources alone decides."""
+        """Compares only those of the pod's values that equal the values of its one container. If they differ (several
+        containers, or limits of the pod itself), UpdateContainerResources alone decides."""
         before, own, after = sandbox.resources, container.resources, changed.resources
         future = Resources(
             cpu_quota=after.cpu_quota if before.cpu_quota == own.cpu_quota else 0,

@@ -19,7 +19,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cri.error_codes import kind_of
 from virtshim.model import errors
-from virtshim.model.errors import InternalError, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.errors import InternalError, NotFound, PermissionRefused, ShimError, Unavailable, WrongState
 from virtshim.streaming.ports import Streams
 
 _SECONDS: Final = 30.0
@@ -116,13 +116,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """`at`: seconds since 1970."""
+class NodeEvent:
+    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` and so on. `id`: of the pod or the VM."""
 
     at: float
     what: str
     id: str
     pod: str
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ class NodeClient:
             found = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
         return [_usage(one) for one in found]
 
-    def events(self) -> Iterator[Happened]:
+    def events(self) -> Iterator[NodeEvent]:
         with as_shim_errors():
             for one in self._runtime.GetContainerEvents(pb.GetEventsRequest()):
                 metadata = one.pod_sandbox_status.metadata
@@ -310,7 +311,7 @@ class NodeClient:
                 what = what.removeprefix("CONTAINER_").removesuffix("_EVENT").lower()
                 subject = "pod" if one.container_id == one.pod_sandbox_status.id else "vm"
                 pod = f"{metadata.namespace}/{metadata.name}"
-                yield Happened(one.created_at / 1e9, f"{subject} {what}", one.container_id, pod)
+                yield NodeEvent(one.created_at / 1e9, f"{subject} {what}", one.container_id, pod)
 
     def how_is(self, vm: str) -> Ended:
         with as_shim_errors():
@@ -500,3 +501,34 @@ def as_shim_errors() -> Iterator[None]:
                 f"no answer on the CRI socket ({details}); is virtshim running? It needs root; set another socket by --socket"
             ) from error
         raise _ERRORS[kind_of(code, details)](details) from error
+
+
+# The pods that `virtshim run` made for one VM, and the VM's stop: for the command line and the dashboard.
+
+
+def pods_of(node: NodeClient, name: str) -> Sequence[MadePod]:
+    """The pods of a VM, newest first. `name`: the VM's name, namespace/name, or the id of one of its pods. Raises NotFound, and
+    WrongState for a pod that kubelet made."""
+    made = node.made_by_run()
+    newest = next((pod for pod in made if name in (pod.name, f"{pod.namespace}/{pod.name}", pod.id)), None)
+    if newest is not None:
+        return [pod for pod in made if pod.mark == newest.mark]
+    if any(name in (pod.name, f"{pod.namespace}/{pod.name}", pod.id) for pod in node.pods()):
+        raise WrongState(
+            f"pod {name} was not made by `virtshim run`; kubectl starts, stops and removes pods of Kubernetes"
+        )
+    raise NotFound(f"no VM {name!r} was made by `virtshim run -d`; `virtshim ps` lists the VMs of this node")
+
+
+def running_vm_of(node: NodeClient, pods: Sequence[MadePod]) -> VmSummary | None:
+    ids = {pod.id for pod in pods}
+    return next((vm for vm in node.vms() if vm.pod in ids and vm.state == "running"), None)
+
+
+def stop_vm_of_run(node: NodeClient, name: str, seconds: int) -> None:
+    """Shuts the guest down, within `seconds`. `name`: as for `pods_of`. No error if it has ended."""
+    pods = pods_of(node, name)
+    if (vm := running_vm_of(node, pods)) is not None:
+        node.stop_vm(vm.id, seconds)
+    for pod in pods:
+        node.stop_pod(pod.id)

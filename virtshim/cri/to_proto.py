@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.devices.guest_view import normal_path
 from virtshim.model.container import Container, ContainerPhase, Mount, Resources
 from virtshim.model.image import FilesystemUsage, Image
 from virtshim.model.sandbox import Namespaces, NamespaceScope, Sandbox
 from virtshim.pods.events import ContainerEvent, EventType
-from virtshim.volumes.pod_mounts import known_volumes, normal, there
+from virtshim.volumes.pod_mounts import known_volumes, there
 
 _CONTAINER_STATE = {
     ContainerPhase.CREATING: pb.CONTAINER_CREATED,
@@ -131,7 +132,9 @@ def container_status(container: Container) -> pb.ContainerStatus:
 
 def _mount(container: Container, mount: Mount) -> pb.Mount:
     """kubelet's image GC keeps the images whose ids it finds in mounts."""
-    found = next((v.image for v in container.spec.volumes if v.image and v.guest == normal(mount.container_path)), None)
+    found = next(
+        (v.image for v in container.spec.volumes if v.image and v.guest == normal_path(mount.container_path)), None
+    )
     is_image = mount.image != "" and found is not None
     return pb.Mount(
         container_path=mount.container_path,

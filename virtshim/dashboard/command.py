@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import platform
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from virtshim.dashboard.assets import assets_directory
-from virtshim.dashboard.host_facts import host_facts
 from virtshim.dashboard.listening import ConnectionLimit, listening_sockets
 from virtshim.dashboard.login import Sessions
 from virtshim.dashboard.node_calls import NodeCalls
-from virtshim.dashboard.pages import Pages, Place
+from virtshim.dashboard.pages import Pages, Place, assets_directory
 from virtshim.dashboard.readings import Graphs
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.system.logsetup import set_up_logging
 
-DEFAULT_PORT: Final = 8734
 # Seconds until an idle connection is closed. aiohttp's default is an hour.
 _KEPT: Final = 30.0
 
@@ -124,3 +124,65 @@ def _asked_for_another(served: Served) -> Iterator[None]:
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+# Facts about the machine, which is the node that the dashboard shows.
+
+
+def host_facts(proc: Path = Path("/proc")) -> Mapping[str, object]:
+    """The facts by name. Facts that the machine does not provide are missing."""
+    memory = _memory(proc / "meminfo")
+    known: dict[str, object | None] = {
+        "hostname": os.uname().nodename,
+        "system": _system(),
+        "kernel": os.uname().release,
+        "cpus": os.cpu_count(),
+        "cpuModel": _cpu_model(proc / "cpuinfo"),
+        "memoryTotal": memory.get("MemTotal"),
+        "memoryAvailable": memory.get("MemAvailable"),
+        "swapTotal": memory.get("SwapTotal"),
+        "load": _load(proc / "loadavg"),
+        "uptime": _uptime(proc / "uptime"),
+        "kvm": os.path.exists("/dev/kvm"),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _memory(path: Path) -> dict[str, int]:
+    """Values of /proc/meminfo in bytes."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) << 10
+    return found
+
+
+def _cpu_model(path: Path) -> str | None:
+    lines = (line.partition(":") for line in _text(path).splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+
+
+def _load(path: Path) -> list[float] | None:
+    words = _text(path).split()[:3]
+    return [float(word) for word in words] if len(words) == 3 else None
+
+
+def _uptime(path: Path) -> float | None:
+    words = _text(path).split()
+    return float(words[0]) if words else None
+
+
+def _system() -> str | None:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        return None

@@ -16,8 +16,15 @@ from typing import Any, Final
 from criproto.operator_v1 import operator_pb2
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.annotations.parse import VNC_ANNOTATION
-from virtshim.cri.client import NodeClient, VmSummary, as_shim_errors, is_made_by_run, open_channel, vm_summary
-from virtshim.cri.made_pods import stop_vm_of_run
+from virtshim.cri.client import (
+    NodeClient,
+    VmSummary,
+    as_shim_errors,
+    is_made_by_run,
+    open_channel,
+    stop_vm_of_run,
+    vm_summary,
+)
 from virtshim.cri.operator_client import OperatorClient
 from virtshim.dashboard.readings import Counter, Reading
 from virtshim.guest.operation import Action

@@ -20,13 +20,12 @@ from aiohttp import WSMsgType, web
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard import streams, views
-from virtshim.dashboard.assets import PAGE
 from virtshim.dashboard.login import LOGIN_COOKIE, Sessions, add_security_headers, login_middleware
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.readings import SPANS
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.guest.operation import Action
-from virtshim.model.errors import Kind, NotFound, ShimError
+from virtshim.model.errors import Kind, NotFound, ShimError, Unavailable
 
 # Seconds between pings on a page's WebSocket, to detect a browser that has gone.
 _HEARTBEAT: Final = 20.0
@@ -42,7 +41,22 @@ _ACTIONS: Final = "{action:pause|resume|reset|reboot}"
 # Threads for actions. A stop may take half a minute, and must not keep a thread from the looks at the node.
 _ACTING: Final = 8
 
+# The files of the web page: in the installed package, or in the build directory of a source tree.
+_PAGE: Final = "index.html"
+_HERE: Final = Path(__file__).resolve().parent
+
 T = TypeVar("T")
+
+
+def assets_directory() -> Path:
+    """The directory of the page's files. Raises Unavailable if they were never built."""
+    for directory in (_HERE / "dist", _HERE.parent.parent / "build/dashboard/dist"):
+        if (directory / _PAGE).is_file():
+            return directory
+    raise Unavailable(
+        "this installation has no dashboard, because its web page was not built. In the source tree, run "
+        "make dashboard-assets (it needs npm), then install again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,7 @@ class Pages:
     # --- files
 
     async def _index(self, _request: web.Request) -> web.StreamResponse:
-        page = (self._assets / PAGE).read_text()
+        page = (self._assets / _PAGE).read_text()
         return web.Response(text=page.replace(_RUN, self._place.run), content_type="text/html")
 
     async def _asset(self, request: web.Request) -> web.StreamResponse:

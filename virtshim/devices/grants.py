@@ -90,7 +90,8 @@ def _hints_usb(text: str) -> UsbDevice | None:
 class Authority:
     """`groups`: IOMMU groups of granted nodes, with their functions that can be passed to a VM. Functions that are
     named without a node and bound to a kernel driver: `unconditional` ones the VM always gets, `if_hinted` ones only if
-    a hint names them too. `named`: functions that kubelet or CDI name one by one, which choose in their group. `used`:
+    a hint names them too. `named`: functions that kubelet or CDI name one by one; in their IOMMU group the VM gets
+    only these. `used`:
     functions that the VM gets in another form, as a vDPA device."""
 
     groups: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from virtshim.devices.values import BlockDevice, GrantedDevices, Passthrough, PciAddress, PciFunction, UsbDevice
 from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import escaped
 
 # PCI addresses. Each PCI device has its own root port, made before all others. Firmware and kernel number buses in the
 # order of the ports, so the k-th device is `0000:0k:00.0`, known before the VM exists. Variables with host addresses
@@ -203,11 +204,30 @@ def refuse_odd_guest_links(volumes: Iterable[BlockDevice]) -> None:
         seen.add(path)
 
 
-def guest_links_normal(path: str) -> str:
+def normal_path(path: str) -> str:
     """The normalized path; two slashes at the beginning become one."""
     path = posixpath.normpath(path)
     return "/" + path.lstrip("/") if path.startswith("/") else path
 
 
 def _path(volume: BlockDevice) -> str:
-    return guest_links_normal(volume.container_path)
+    return normal_path(volume.container_path)
+
+
+def mount_paths(text: str, most: int) -> tuple[str, ...]:
+    """An annotation's mount paths, one a line, in their normal form. Raises InvalidRequest."""
+    paths = tuple(_mount_path(line.strip()) for line in text.splitlines() if line.strip())
+    twice = next((path for path in paths if paths.count(path) > 1), "")
+    if twice:
+        raise InvalidRequest(f"{escaped(twice, 80)} is listed twice; remove one")
+    if len(paths) > most:
+        raise InvalidRequest(f"{len(paths)} volumes are too many; name {most} at most")
+    return paths
+
+
+def _mount_path(text: str) -> str:
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise InvalidRequest(
+            f"{escaped(text, 80)!r} is not an absolute path without '..'; write a mountPath of the pod in each line"
+        )
+    return normal_path(text)

@@ -86,7 +86,7 @@ class DeviceHealth:
         return tuple(one for one in container.status.troubles if one.kind is TroubleKind.DEVICE_ERRORS)
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
-        """Error counts of those of its functions that the kernel counts."""
+        """Error counts of the container's functions. Functions whose errors the kernel does not count are left out."""
         found = ((address, self._counts.errors(address)) for address in _functions(container))
         return {address: errors for address, errors in found if errors is not None}
 

@@ -68,8 +68,8 @@ class DeviceRequest:
 @dataclass(frozen=True, slots=True)
 class KubeletGrant:
     """What kubelet gave a container of one resource. `ids`: the device plugin's ids, such as PCI addresses, numbers of
-    IOMMU groups, or UUIDs. `of_pod`: whether this is what all of the pod's containers got, because kubelet does not
-    list this one, an init container."""
+    IOMMU groups, or UUIDs. `of_pod`: whether the ids are those of all containers of the pod, because kubelet does not
+    list this container, which is an init container."""
 
     resource: str
     ids: tuple[str, ...]
@@ -78,8 +78,8 @@ class KubeletGrant:
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """A PCI function for the VM. `resource`: kubelet's name for its resource, "" if unknown. `place`: for people, which
-    VF of which network card it is; "" for others."""
+    """A PCI function for the VM. `resource`: kubelet's name for its resource, "" if unknown. `place`: text for people
+    that names the network card and the number of the VF; "" for other functions."""
 
     address: PciAddress
     resource: str = ""
@@ -196,8 +196,8 @@ class GrantedDevices:
 
 
 def volume_of_both(one: GrantedDevices, other: GrantedDevices) -> BlockDevice | None:
-    """The first volume of `one` that the other has too, and that two VMs may not have at once because one of them
-    writes it."""
+    """The first volume that both have and at least one writes to, so two VMs may not have it at once. None if there is
+    no such volume."""
     return next(
         (
             block

@@ -46,11 +46,7 @@ _FLOODED = (
 
 
 class AgentRefused(ShimError):
-    """The agent answered with an error. `agent_kind`: its class, such as `GenericError`."""
-
-    def __init__(self, command: str, refusal: ErrorReply) -> None:
-        super().__init__(f"the guest agent refused {command}: {refusal.message or refusal.kind}")
-        self.agent_kind = refusal.kind
+    """The agent answered with an error."""
 
 
 class VmEnded(Unavailable):
@@ -206,7 +202,7 @@ def _refusal(command: str, refusal: ErrorReply) -> ShimError:
             f"the guest agent does not allow {command}; allow it in the guest (on Red Hat's distributions in "
             "/etc/sysconfig/qemu-ga) and restart the agent"
         )
-    return AgentRefused(command, refusal)
+    return AgentRefused(f"the guest agent refused {command}: {refusal.message or refusal.kind}")
 
 
 def whole_number(value: object, what: str, most: int = 1 << 31) -> int:

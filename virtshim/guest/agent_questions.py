@@ -231,7 +231,7 @@ class AgentOperations:
             code = self._rebooted_by_script(container, deadline)
             if code:
                 raise InternalError(
-                    f"the guest cannot restart itself (exit code {code}); `virtshim reset` does it"
+                    f"the guest cannot restart itself (exit code {code}); use `virtshim reset`"
                 ) from None
 
     def _rebooted_by_script(self, container: ContainerId, deadline: CancellableDeadline) -> int:

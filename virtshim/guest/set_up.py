@@ -73,7 +73,7 @@ _UNROUTED: Final = (
 
 class NotSetUp(WrongState):
     """The guest cannot have a part, and says why. `lost`: a writable volume or an empty disk is not mounted, so the
-    guest's writes to its path go to the root disk. `doubtful`: it is unknown whether that is so."""
+    guest's writes to its path go to the root disk. `doubtful`: it is unknown whether they are mounted."""
 
     def __init__(self, troubles: tuple[Trouble, ...], *, lost: bool = False, doubtful: bool = False) -> None:
         super().__init__(told_together(troubles))
@@ -201,8 +201,8 @@ class GuestSetUp:
         return done
 
     def before_command(self, container: Container, timeout: float, cancelled: threading.Event, within: float) -> float:
-        """Sets up the guest, as far as it can, before a command runs. Returns what is left of `timeout`, which is that
-        of `GuestAgents.run`."""
+        """Sets up the guest, as far as it can, before a command runs. `timeout`: as for `GuestAgents.run`; returns the
+        rest of it."""
         if container.id in self._made or not self._parts(container):
             return timeout
         began = self.clock.monotonic()

@@ -1,9 +1,8 @@
-"""Troubles of running VMs are told when they begin and when they are over: by a line in the container's log, and by an Event of
-the pod.
+"""Reports troubles of running VMs when they begin and when they are over: by a line in the container's log, and by an
+Event of the pod.
 
-kubelet copies a container's message only when the container has ended, so this is how whoever runs `kubectl` learns of a trouble.
-This is the one place that notices a change. It does so before the change is recorded: a virtshim that is killed in between
-notices it again.
+kubelet copies a container's message only when the container has ended, so users of `kubectl` learn of a trouble only
+in this way. The report comes before the record: if virtshim is killed in between, it reports the change again.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ class TroubleNotices:
     clock: Clock
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _told: dict[ContainerId, tuple[Trouble, ...]] = field(default_factory=dict)
-    """What the logs say last that could not be written: of a file system that is full, above all."""
+    """The troubles that each log reports so far, for logs that could not be written, mostly because a file system is
+    full."""
     _failures: TroubleLog = field(default_factory=lambda: TroubleLog(log, _OVER))
 
     def notice(self, container: Container, now: tuple[Trouble, ...]) -> None:
-        """`container` as it is recorded, and the troubles that are going to be. What is recorded has been told. Called with the
+        """`container`: as recorded; its recorded troubles have been reported. `now`: the troubles that will be
+        recorded next. Called with the
         pod's lock held; never raises, and waits for nobody but the log's disk."""
         self._tell_the_cluster(container, now)
         with self._lock:

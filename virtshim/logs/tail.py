@@ -1,7 +1,7 @@
 """One console on its way into its CRI log. Thread-safe; each call does a bounded amount of work.
 
-Nobody can slow QEMU's writing down, so a guest that writes more than a log may grow loses the middle of what it says: neither
-its raw log, nor its CRI log between two rotations, nor the work for it is without bound.
+virtshim cannot slow QEMU down. If a guest writes faster than its log may grow, the middle of its output is lost. This
+bounds the raw log, the growth of the CRI log between two rotations, and the work.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _FINAL_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`turn_bytes`: what is read of one console, or added to its log, before the others have their turn. `gap`: seconds
-    between two rounds at least, so that floods leave the processor to others. `log_rate`, `log_burst`: bytes a second that
-    one console may add to its log, and what it may save up; a line of one byte is 46 there. `backlog`: bytes of a raw log
-    that may wait for that; beyond it the older half is lost, and the log says so. `flush_after`: seconds that an unfinished
+    """`turn_bytes`: bytes that are read from one console, or added to its log, before the other consoles get their
+    turn. `gap`: the least seconds between two rounds, so that floods leave processor time to others. `log_rate`,
+    `log_burst`: bytes a second that one console may add to its log, and the largest allowance that it can save up; a
+    line of one byte takes 46 bytes in the log. `backlog`: bytes of a raw log that may wait for this; if more wait, the
+    older half is lost, and the log says so. `flush_after`: seconds that an unfinished
     line waits for its end. `retry_after`: seconds until a failed write is tried again. `sweep_every`,
     `sweep_unwatched_every`: seconds between looks at consoles of which the kernel reported nothing; the latter while some
     cannot be watched."""
@@ -151,7 +152,7 @@ class Tail:
             )
 
     def note(self, line: str) -> None:
-        """See Consoles. It counts as a part of what this console may add to its log."""
+        """See Consoles. The line counts towards the bytes that this console may add to its log."""
         with self._lock:
             if self._closed:
                 raise WrongState(f"the console of container {self._container} has ended; its log is complete")
@@ -198,8 +199,8 @@ class Tail:
         return timestamp(self._clock.now_ns())
 
     def _reconciled(self) -> Position:
-        """What the record says, put right with the log that is there. A log that is not the recorded one was rotated or
-        removed meanwhile; this one is then continued at its end."""
+        """The recorded position, corrected for the log that exists now. If the log is another file than the recorded
+        one, it was rotated or removed meanwhile, and the new file continues at its end."""
         saved = self._position.load()
         status = self._log.status()
         if saved and (saved.log_device, saved.log_inode) == (status.st_dev, status.st_ino):
@@ -295,13 +296,15 @@ class Tail:
         self._done = dataclasses.replace(self._done, raw_inode=status.st_ino)
 
     def _skip_hole(self) -> None:
-        """Only after a power cut, which may take a newer record than the hole that was made because of it."""
+        """Needed only after a power cut: the hole in the raw log may be on disk while the record that was written
+        before it is lost."""
         data_from = self._raw.data_from(self._read_to)
         if data_from > self._read_to and not self._cutter.held:
             self._read_to = data_from
 
     def _goes_on(self) -> bool:
-        """In the file that came after this one, which is read to its end."""
+        """Continues with the next raw log after this one has been read to its end. Returns whether there is more to
+        read."""
         if not self._raw.has_next():
             self._close_if_removed()
             return False

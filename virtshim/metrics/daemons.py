@@ -147,7 +147,7 @@ CATALOGUE_SCRAPE_AGE: Final = Described(
 CATALOGUE_SCRAPE_LATE: Final = Described(
     "virtshim_scrape_late",
     "gauge",
-    "1 if new numbers of VMs were late, so that this answer has the last ones.",
+    "1 if new numbers of VMs were late, so this answer repeats the previous numbers.",
 )
 
 CATALOGUE_THREADS: Final = Described(
@@ -187,7 +187,7 @@ CATALOGUE_TROUBLE: Final = Described(
 CATALOGUE_TROUBLES: Final = Described(
     "virtshim_vm_troubles",
     "gauge",
-    "Troubles of a running VM, by kind; no sample for a kind that it does not have.",
+    "Problems of a running VM, by kind; no sample for a kind that the VM does not have.",
     ("kind",),
 )
 CATALOGUE_FILESYSTEM_SIZE: Final = Described(

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import structlog
 
 from virtshim.metrics import observed
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.system.clock import Clock
-
-log = structlog.get_logger(__name__)
 
 # More pods than a node has. Beyond that the oldest are forgotten, because after a failed start nobody calls `forget`.
 _MOST_PODS: Final = 1000
@@ -55,11 +51,6 @@ class StartUps:
         self._clock = clock
         self._lock = threading.Lock()
         self._phases: dict[SandboxId, list[Phase]] = {}
-        self._listeners: tuple[Callable[[SandboxId, Phase], None], ...] = ()
-
-    def on_phase(self, callback: Callable[[SandboxId, Phase], None]) -> None:
-        """Calls `callback` for each phase that ends, on the thread that ended it. The callback must not block."""
-        self._listeners = (*self._listeners, callback)
 
     @contextlib.contextmanager
     def phase(self, name: str, sandbox: SandboxId, container: ContainerId | None = None) -> Iterator[None]:
@@ -95,15 +86,8 @@ class StartUps:
             for place in reversed(range(len(phases))):
                 found = phases[place]
                 if (found.name, found.container, found.seconds) == (name, container, None):
-                    over = phases[place] = dataclasses.replace(found, seconds=found.lasted(now), error=error)
-                    break
-            else:
-                return
-        for callback in self._listeners:
-            try:
-                callback(sandbox, over)
-            except Exception:  # a listener must not fail a start
-                log.exception("start_up.listener.failed", phase=name)
+                    phases[place] = dataclasses.replace(found, seconds=found.lasted(now), error=error)
+                    return
 
     def end_all(self, sandbox: SandboxId, container: ContainerId, error: str) -> None:
         """Ends all running phases of the container."""

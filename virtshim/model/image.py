@@ -139,3 +139,12 @@ class FilesystemUsage:
     inodes_used: int
     timestamp: int
     space: FilesystemSpace = FilesystemSpace(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Used percentages of the images' file system: from `high` on, unused images are removed until `low` is reached. A
+    `high` of 100 turns the removal off."""
+
+    high: int = 100
+    low: int = 80

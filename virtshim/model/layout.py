@@ -32,11 +32,11 @@ from virtshim.model.hardware import Firmware
 from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import VMS
 
-# Of a container whose root disk is its own.
+# UEFI's variables of a container whose root disk does not outlive it.
 NVRAM = "root.nvram"
-# Beside the root disk of a VM that outlives its pods.
+# The record of a VM that outlives its pods, beside its root disk.
 VM_RECORD = "vm.json"
-# Files of the image that its firmware starts, and those that these need.
+# Kernels that the firmware starts, and their RAM disks: files of the image.
 KERNELS = "kernel-"
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte
 
@@ -112,12 +112,12 @@ class Layout:
 
 
 def empty_disk_name(name: str) -> str:
-    """Of either format: which it is, only its VM's definition says."""
+    """The name does not tell the disk's format; only the VM's definition does."""
     return f"disk-{name}"
 
 
 def ignition_file(layout: Layout, container: ContainerId) -> str:
-    """What QEMU shows in the guest's firmware."""
+    """The Ignition configuration, which QEMU passes to the guest through the firmware."""
     return f"{layout.container_dir(container)}/ignition.json"
 
 
@@ -126,17 +126,17 @@ def sysprep_iso(layout: Layout, container: ContainerId) -> str:
 
 
 def share_dir(layout: Layout) -> str:
-    """It has a directory for each VM with volumes, by the short id."""
+    """The directory of the share sockets: one subdirectory for each VM with volumes, by the short id."""
     return f"{layout.run_dir}/shares"
 
 
 def share_socket(layout: Layout, container: ContainerId) -> str:
-    """What QEMU reaches its volumes by."""
+    """The socket through which QEMU reaches the VM's virtiofsd."""
     return f"{share_dir(layout)}/{container.short}/fs.sock"
 
 
 def vnc_socket(layout: Layout, container: ContainerId) -> str:
-    """Alone in its directory."""
+    """The socket of the VNC server. Nothing else is in its directory."""
     return f"{layout.vnc_sockets}/{container.short}/vnc.sock"
 
 
@@ -145,25 +145,27 @@ def record_copy(layout: Layout, container: ContainerId) -> str:
 
 
 def admin_socket(layout: Layout) -> str:
-    """Of the node's operators."""
+    """The socket for the node's operators."""
     return f"{layout.run_dir}/admin.sock"
 
 
 def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
-    """Of its UEFI's variables: beside its root disk, and gone with it. Keys are variables: with those of a UEFI without them the
-    other would start whatever is there."""
+    """The file of UEFI's variables, which is beside the root disk and removed with it. Each kind of firmware has its
+    own file, because the keys of Secure Boot are variables too: with a file that lacks the keys, a secure firmware
+    would start any loader."""
     if container.spec.pod_disk:
         return kept_variables(layout, container.spec.pod_disk, firmware)
     return f"{layout.container_dir(container.id)}/{NVRAM}"
 
 
 def kept_firmware(layout: Layout, disk: str, firmware: Firmware) -> str:
-    """Whose variables those of the pod's disk of that name are: which files started it first."""
+    """Names the firmware files of the disk's first start, to which the variables belong. `disk`: the name of a pod's
+    disk."""
     return f"{_beside_pod_disk(layout, disk, firmware)}.firmware"
 
 
 def kept_variables(layout: Layout, disk: str, firmware: Firmware) -> str:
-    """Of the pod's disk of that name: made at the first start, whole or not at all."""
+    """UEFI's variables of a pod's disk. The file is made at the first start, whole or not at all."""
     return f"{_beside_pod_disk(layout, disk, firmware)}.nvram"
 
 
@@ -172,7 +174,8 @@ def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:
 
 
 def kernel_of(layout: Layout, container: Container, path: str) -> str:
-    """Of a file of its image, by its path there: beside its root disk, and gone with it."""
+    """The copy of a kernel or RAM disk, which is beside the root disk and removed with it. `path`: of the file in the
+    image."""
     name = f"{KERNELS}{hashlib.sha256(path.encode()).hexdigest()[:20]}"
     if container.spec.pod_disk:
         return f"{layout.kept(container.spec.pod_disk)}.{name}"
@@ -180,7 +183,8 @@ def kernel_of(layout: Layout, container: Container, path: str) -> str:
 
 
 def directories_of(layout: Layout, container: ContainerId, disk: str) -> tuple[str, ...]:
-    """Where the definition of a VM that outlives its pods has files of its container, and of itself."""
+    """The directories that appear in the definition of a VM that outlives its pods: the container's and the VM's
+    own."""
     own = layout.container_dir(container), layout.socket_dir(container), os.path.dirname(vnc_socket(layout, container))
     return (*own, os.path.dirname(layout.kept(disk)))
 

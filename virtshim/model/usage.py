@@ -112,7 +112,7 @@ class HugepageUsage:
 @dataclass(frozen=True, slots=True)
 class CgroupUsage:
     """The cgroup of this VM's QEMU alone. None for what the kernel does not account. `limit`: None if there is none.
-    `limit_hits` and `oom_kills`: counts. CPU periods are those of its quota, 0 without one."""
+    `limit_hits` and `oom_kills`: counts. The numbers of CPU periods are 0 without a CPU quota."""
 
     memory: int
     inactive_file: int
@@ -195,13 +195,13 @@ class MemoryUsage:
 
 
 def memory_of(usage: DomainUsage, limit: int) -> MemoryUsage | None:
-    """What the node pays for the VM, QEMU's own memory included: kubelet evicts by it, and what the guest thinks of its
-    memory frees nothing here. None if neither cgroup nor process is known.
+    """The memory that the VM takes on the node, including QEMU's own. kubelet decides about evictions by this number,
+    so it is the node's view, not the guest's. None if neither cgroup nor process is known.
 
-    A cgroup of its own says it best: all but page cache that can be dropped. Without one it is the process: anonymous and
-    shared memory (guest RAM is either), but not the file pages, which are QEMU's program text, shared by all VMs and
-    droppable too. `limit` is the container's memory limit, 0 for none; one that the VM's cgroup has counts before it, for it is
-    the one that is enforced.
+    A cgroup of the VM's own gives the best number: all memory except droppable page cache. Without such a cgroup, this
+    adds the process's anonymous and shared memory (guest RAM is one of the two). It leaves out file pages: they are
+    QEMU's program text, which all VMs share and which can be dropped. `limit`: the container's memory limit, 0 for
+    none. A limit of the VM's cgroup takes precedence, because the kernel enforces that one.
     """
     cgroup, process = usage.cgroup, usage.process
     if cgroup is not None:

@@ -20,8 +20,8 @@ class DiskBus(enum.Enum):
 
 
 class CpuModel(enum.Enum):
-    """DEFAULT leaves the choice to the node; HOST_MODEL is libvirt's host-model; HOST_PASSTHROUGH needs KVM; MAXIMUM is all that
-    can be had; CUSTOM is one of libvirt's own models, by name."""
+    """DEFAULT leaves the choice to the node; HOST_MODEL is libvirt's host-model; HOST_PASSTHROUGH needs KVM; MAXIMUM
+    has every feature that the node can offer; CUSTOM is one of libvirt's own models, by name."""
 
     DEFAULT = ""
     HOST_MODEL = "host-model"
@@ -32,7 +32,8 @@ class CpuModel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CpuDetails:
-    """`name` of a CUSTOM model; `fallback`: libvirt may take one that is like it. `features`: name and libvirt's policy."""
+    """`name` of a CUSTOM model. `fallback`: libvirt may use a similar model instead. `features`: name and libvirt's
+    policy."""
 
     name: str = ""
     fallback: bool = True
@@ -41,7 +42,7 @@ class CpuDetails:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """A file that nobody writes, with all that a disk over it does not have itself."""
+    """A file that nobody writes. It has the content that the disk on top of it does not have."""
 
     path: str
     format: DiskFormat
@@ -57,18 +58,19 @@ class Disk:
     readonly: bool = False
     # It is a read-only ISO.
     cdrom: bool = False
-    # What it is laid over, if anything: never what its own header says, which its VM may write.
+    # The file below this disk, if there is one. The disk's own header is not trusted, because the VM can write it.
     backing: Backing | None = None
     # A block device of the host, which libvirt gives to QEMU's user while it runs.
     is_device: bool = False
-    # Where in it the guest's disk begins, and how long that is; 0: it is all of it.
+    # The part of `path` that is the guest's disk: its beginning and length; both 0 if the whole file is the disk.
     data_at: int = 0
     data_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VmSize:
-    """What a VM has now and what it can have without a restart. All 0: created by a version that did not record it."""
+    """What a VM has now and what it can have without a restart. All values are 0 in records of versions without these
+    fields."""
 
     vcpus: int = 0
     # 0: no more than `vcpus`.
@@ -76,14 +78,15 @@ class VmSize:
     memory_bytes: int = 0
     # 0: no more than `memory_bytes`.
     max_memory_bytes: int = 0
-    # Its memory is of huge pages of that size; 0: it is not.
+    # The size of the huge pages that its memory consists of; 0 without huge pages.
     page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NumaCell:
-    """One NUMA node of the guest: which of the host it is, and the CPUs there that its vCPUs run on. `vcpus`: their numbers,
-    those of vCPUs to come among them; `memory_bytes`: all that it ever has."""
+    """One NUMA node of the guest. `node` and `cpus`: the host's node, and the CPUs of that node on which the vCPUs
+    run. `vcpus`: numbers of the vCPUs, including those that are plugged in later. `memory_bytes`: the most memory that
+    this node may get."""
 
     node: int
     cpus: frozenset[int]
@@ -93,7 +96,8 @@ class NumaCell:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNumbers:
-    """Which of the places on its bus each has: a VmSpec's disks, its block volumes, its NICs. (): in their order."""
+    """The place on the bus of each disk, block volume and NIC of a VmSpec. (): the places follow the order of the
+    devices."""
 
     disks: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
@@ -107,7 +111,7 @@ class VmSpec:
     # --- who it is
 
     uuid: uuid.UUID
-    # libvirt's name of it.
+    # The domain's name in libvirt.
     name: str
     container_id: ContainerId
     sandbox_id: SandboxId
@@ -128,12 +132,12 @@ class VmSpec:
     # A file that QEMU appends every byte of the console to.
     console_log: str
     agent_socket: str
-    # For what commands in the guest read and write.
+    # For input and output of commands in the guest.
     exec_sockets: tuple[str, ...] = ()
     # Of the VNC server, in a directory of its own; "" for a VM without a video card.
     vnc_socket: str = ""
 
-    # Of the daemon that serves its volumes; "" for a VM without any.
+    # Of the daemon that serves its volumes; "" for a VM without volumes.
     shares_socket: str = ""
 
     # --- who its QEMU is
@@ -151,11 +155,11 @@ class VmSpec:
     limits: CgroupLimits = CgroupLimits()
     cgroup_parent: str = ""
 
-    # --- its NUMA nodes, together all of its vCPUs and memory; () for one, which it is told nothing of
+    # --- its NUMA nodes, which together have all vCPUs and memory; () if the guest is not told about NUMA
 
     cells: tuple[NumaCell, ...] = ()
 
-    # --- what its guest knows it by
+    # --- what the guest recognizes the machine by
 
     # libvirt's name of the machine type, with its version; "" leaves it to libvirt.
     machine: str = ""
@@ -165,14 +169,14 @@ class VmSpec:
     nvram: str = ""
     # Whose variables they are; None leaves the choice of the firmware to libvirt.
     firmware_files: FirmwareFiles | None = None
-    # The root disk outlives this VM, and so does what its TPM remembers, for a VM of the same UUID.
+    # The root disk outlives this VM. The TPM's state stays too, for the next VM of the same UUID.
     keeps_tpm: bool = False
-    # What a TPM of this UUID remembers is its pod's.
+    # The TPM state of this UUID belongs to the VM's pod.
     owns_tpm: bool = False
 
     # --- its network, which vmwrapper brings
 
-    # By which tapmanager hands the taps out; "" for a VM without a network.
+    # The secret with which vmwrapper gets the taps from tapmanager; "" for a VM without a network.
     fetch_key: str = field(default="", repr=False)
     tapmanager_socket: str = ""
 

@@ -19,11 +19,12 @@ MAX_TEXT_BYTES: Final = 256 * 1024
 _MAX_DEPTH: Final = 64
 # Characters and nodes after aliases are copied out. Text without aliases cannot reach it.
 _MAX_WEIGHT: Final = 2 * MAX_TEXT_BYTES
-# Reading, and writing, longer ones takes time that grows with the square of their length.
+# The time to read or write an integer grows with the square of its length.
 _MAX_INTEGER_CHARS: Final = 400
 _INTEGER_TAG: Final = "tag:yaml.org,2002:int"
 
-# What is missing is one character in quotes; in others there are words.
+# The beginning of PyYAML's message, up to the first quoted word, which is text of the document. A single quoted
+# character is the one that is missing.
 _UNTIL_A_WORD: Final = re.compile(r"""(?:[^'"]|'[^'"]')*""")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -68,8 +68,9 @@ class TapmanagerConnection:
     def __init__(
         self, socket_path: str, program: Program = TAPMANAGER, patience: float = 1.0, alive_within: float = 4.0
     ) -> None:
-        """Most answers arrive within `patience` seconds. After that, the program is asked whether it lives, which it
-        answers at once whatever it is doing. If it does not answer within `alive_within` seconds, it hangs."""
+        """Most answers arrive within `patience` seconds. After that, virtshim asks the program whether it lives. A
+        program that works answers this question at once, even if it is busy, so a program that does not answer within
+        `alive_within` seconds hangs."""
         self._patience = patience
         self._alive_within = alive_within
         self._path = socket_path

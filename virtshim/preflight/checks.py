@@ -203,7 +203,7 @@ def room(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -
         return [machine.room(of(settings.paths.state_dir))]
     except OSError as exc:
         trouble = f"{settings.paths.state_dir}: {exc.strerror}"
-        return [error("disk room", trouble, "correct paths.state_dir")]
+        return [error("disk space", trouble, "correct paths.state_dir")]
 
 
 def saved_vms(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -> Sequence[Finding]:

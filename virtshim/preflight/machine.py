@@ -106,7 +106,7 @@ def libvirt_cgroups(qemu_conf: str) -> Finding:
 
 
 def room(found: FreeSpace) -> Finding:
-    subject = "disk room"
+    subject = "disk space"
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
     text = f"{found.path}: {found.bytes / _GIB:.1f} GiB free{inodes}"
     remedy = "free some space, or put paths.state_dir on a larger file system; it holds the images and disks of all VMs"

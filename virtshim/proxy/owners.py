@@ -75,7 +75,7 @@ class Owners:
         return next(iter(owners), None) or self._last_owner(silent.values(), id_, kind)
 
     def _last_owner(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> Backend | None:
-        """The runtime that had the id, of those that are down."""
+        """The runtime that is down and had the id when it last answered; None if there is none."""
         for backend in silent:
             # All its pods are known.
             if self._last_known.stands_in(backend.name):

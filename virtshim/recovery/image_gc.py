@@ -13,7 +13,7 @@ from virtshim.images.service import ImageService, stored_images
 from virtshim.metrics import observed
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ImageId
-from virtshim.model.image import UNKNOWN_IMAGE, Image
+from virtshim.model.image import UNKNOWN_IMAGE, Image, Watermarks
 from virtshim.store.ports import StateRecords
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
@@ -24,15 +24,6 @@ log = structlog.get_logger(__name__)
 _NEVER: Final = 100
 # Nanoseconds. An image that was pulled this recently is about to be used by a pod.
 _YOUNG: Final = 300 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """Percentages of the file system: from `high` on images are removed, until at most `low` is used. `high` 100 turns
-    it off."""
-
-    high: int = _NEVER
-    low: int = 80
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ class Repairs:
     def _adopt(self, container: Container) -> None:
         """Handles a kill between libvirt's start and the record."""
         running = self.states.restoring.taken(container)
-        if running is None:  # paused before it took the state, which its next attempt takes
+        if running is None:  # the VM is paused and has not taken the saved state; the next attempt takes it
             self.parts.hypervisor.destroy(container.domain_uuid, container.id)
             return
         self.parts.logs.open(container)

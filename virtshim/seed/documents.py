@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from virtshim.annotations.options import VmOptions
-from virtshim.devices.guest_view import guest_links_command, guest_links_normal, guest_links_udev_names
+from virtshim.devices.guest_view import guest_links_command, guest_links_udev_names, normal_path
 from virtshim.devices.values import BlockDevice
 from virtshim.guest.set_up_scripts import sysctls_command
 from virtshim.model.errors import InvalidRequest
@@ -316,7 +316,7 @@ def _with_known_disks(user_data: Mapping[str, Any], blocks: Sequence[BlockDevice
 def _with_known_disk(entry: Any, known: Mapping[str, str]) -> Any:
     if not (isinstance(entry, list) and entry and isinstance(entry[0], str)):
         return entry
-    return [known.get(guest_links_normal(entry[0]), entry[0]), *entry[1:]]
+    return [known.get(normal_path(entry[0]), entry[0]), *entry[1:]]
 
 
 def _has_volumes(request: SeedRequest) -> bool:

@@ -12,8 +12,6 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-import pycdlib
-
 from virtshim.model.errors import InternalError, ResourceExhausted
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import DiskFormat
@@ -118,6 +116,8 @@ def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
 
 def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
     """Rock Ridge and Joliet hold the unchanged names."""
+    import pycdlib  # loaded late, because it takes 2 MiB and a restarted virtshim needs it only for the next new VM
+
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
     try:

@@ -141,7 +141,6 @@ class NodeFacts:
     virtiofsd: str = ""
     libvirt: str = ""
     has_kvm: bool = False
-    has_swap: bool = False
     iommu_groups: int = 0
     huge_pages: Mapping[int, int] = field(default_factory=dict)
     units: frozenset[str] = frozenset()
@@ -183,7 +182,6 @@ def look(
         virtiofsd=_first(files, PROGRAMS),
         libvirt=next((name for path, name in _LIBVIRT.items() if files.exists(path)), ""),
         has_kvm=files.exists("/dev/kvm"),
-        has_swap=len(files.text("/proc/swaps").splitlines()) > 1,
         iommu_groups=PciBus(files).groups(),
         huge_pages=_huge_pages(files),
         units=_units(files),

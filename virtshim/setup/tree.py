@@ -75,7 +75,7 @@ class NodeTree:
     def make_directory(self, path: str, mode: int = 0o755) -> None:
         """The parent directory must exist."""
         with _telling(path, "made"), contextlib.suppress(FileExistsError):
-            os.mkdir(self._place(path), mode)  # with its mode, so that it is never more open
+            os.mkdir(self._place(path), mode)  # with the final mode, so the directory is never more open
             os.chmod(self._place(path), mode)
 
     def remove_directory(self, path: str) -> None:

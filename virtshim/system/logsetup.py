@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from tapmanager.log_lines import FILE_VARIABLE, LineLimit, LogFile
+from tapmanager.log_lines import FILE_VARIABLE, LineLimit, log_file
 from virtshim.model.text import escaped
 
 # The journal's own protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): each field of an event is a field of the entry.
@@ -160,7 +160,7 @@ def _file(path: str, shared: list[Any]) -> logging.Handler:
         ],
         foreign_pre_chain=shared,
     )
-    handler = LogFile(path)
+    handler = log_file(path)
     handler.setFormatter(lines)
     handler.addFilter(_Flood())
     return handler

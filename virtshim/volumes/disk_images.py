@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import posixpath
 import re
 from typing import Any, Final
 
-from virtshim.devices.guest_view import GUEST_VIEW_MAX_BLOCK_DEVICES
+from virtshim.devices.guest_view import GUEST_VIEW_MAX_BLOCK_DEVICES, mount_paths
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.image import DiskFormat
 from virtshim.model.text import escaped
@@ -28,26 +27,12 @@ DISK_IMAGES_FILE: Final = "disk.img"
 
 def disk_images_parse(text: str) -> tuple[str, ...]:
     """The mount paths, one a line, in their normal form. Raises InvalidRequest."""
-    paths = tuple(_path(line.strip()) for line in text.splitlines() if line.strip())
-    twice = next((path for path in paths if paths.count(path) > 1), "")
-    if twice:
-        raise InvalidRequest(f"{escaped(twice, 80)} is listed twice; remove one")
-    if len(paths) > GUEST_VIEW_MAX_BLOCK_DEVICES:
-        raise InvalidRequest(f"{len(paths)} volumes are too many; name {GUEST_VIEW_MAX_BLOCK_DEVICES} at most")
-    return paths
-
-
-def _path(text: str) -> str:
-    if not text.startswith("/") or ".." in text.split("/"):
-        raise InvalidRequest(
-            f"{escaped(text, 80)!r} is not an absolute path without '..'; write a mountPath of the pod in each line"
-        )
-    path = "/" + posixpath.normpath(text).lstrip("/")
-    if path == "/":
+    paths = mount_paths(text, GUEST_VIEW_MAX_BLOCK_DEVICES)
+    if "/" in paths:
         raise InvalidRequest(
             "/ cannot be a disk image; to boot from a volume use a PVC with volumeMode Block, and devicePath / in volumeDevices"
         )
-    return path
+    return paths
 
 
 # The name of Virtlet's driver, as kubelet writes it in paths.

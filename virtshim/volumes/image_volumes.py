@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from virtshim.devices.guest_view import normal_path
 from virtshim.images.ports import ImageFiles
 from virtshim.images.service import ImageService, stored_images
 from virtshim.model.container import Container, ContainerConfig, Mount
 from virtshim.model.errors import NotFound, ShimError, WrongState
 from virtshim.model.text import escaped
-from virtshim.volumes.pod_mounts import normal
 from virtshim.volumes.shares import SharedVolume, VolumeImage
 
 
@@ -26,7 +26,7 @@ class ImageVolumes:
         found = {}
         for mount in config.mounts:
             if mount.image:
-                guest = normal(mount.container_path)
+                guest = normal_path(mount.container_path)
                 try:
                     found[guest] = self._volume(guest, mount)
                 except ShimError as exc:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from virtshim.annotations.options import STATE_VOLUME_ANNOTATION, VmOptions
+from virtshim.devices.guest_view import normal_path
 from virtshim.guest.command import termination_file
 from virtshim.model.container import Container, ContainerConfig, Mount
 from virtshim.model.errors import InvalidRequest
@@ -93,7 +93,7 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
     directory of another pod counts as a plain directory of the node; "" accepts any pod."""
     mounts = list(mounts)
     file = termination_file(annotations, mounts)
-    at_its_path = [at for at, mount in enumerate(mounts) if file and normal(mount.container_path) == file.guest]
+    at_its_path = [at for at, mount in enumerate(mounts) if file and normal_path(mount.container_path) == file.guest]
     message = at_its_path[-1] if at_its_path else -1
     return [
         (mount, Origin.TERMINATION if at == message else _origin(mount, pod_uid)) for at, mount in enumerate(mounts)
@@ -103,7 +103,7 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
 def _origin(mount: Mounted, pod_uid: str) -> Origin:
     host = mount.host_path
     hosts = _kubelets(_HOSTS_FILE, host)
-    if hosts and normal(mount.container_path) == HOSTS:
+    if hosts and normal_path(mount.container_path) == HOSTS:
         return Origin.HOSTS if pod_uid in ("", hosts[1]) else Origin.KUBELETS
     if _kubelets(_MESSAGE_FILE, host):
         return Origin.KUBELETS
@@ -113,11 +113,6 @@ def _origin(mount: Mounted, pod_uid: str) -> Origin:
         if (found := _kubelets(form, host)) and pod_uid in ("", found[1]):
             return origin
     return Origin.VOLUME
-
-
-def normal(path: str) -> str:
-    """The normalized path; two slashes at the beginning become one."""
-    return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)
 
 
 def _kubelets(form: re.Pattern[str], path: str) -> re.Match[str] | None:
@@ -154,7 +149,7 @@ def volumes_of(
     path."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
-        guest = normal(mount.container_path)
+        guest = normal_path(mount.container_path)
         if origin is Origin.HOSTS:
             copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, written=True))
             continue
@@ -177,14 +172,16 @@ def volumes_of(
 def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str) -> list[tuple[str, str]]:
     """The guest path and the host path of each flexVolume of Virtlet in that pod."""
     found = origins(mounts, annotations, pod_uid)
-    return [(normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
+    return [(normal_path(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
 
 
 def image_mounts(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
 ) -> list[tuple[Mount, bool]]:
     """The mounts at `images`, with normalized paths, and whether each is a volume that can hold a disk image."""
-    found = [(mount, normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
+    found = [
+        (mount, normal_path(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)
+    ]
     return [
         (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
         for mount, guest, origin in found
@@ -195,11 +192,13 @@ def image_mounts(
 def mount_path(text: str) -> str:
     """A mount path in normal form, "" for none. Raises InvalidRequest."""
     path = text.strip()
-    if path and (not path.startswith("/") or ".." in path.split("/") or normal(path) == "/" or not path.isprintable()):
+    if path and (
+        not path.startswith("/") or ".." in path.split("/") or normal_path(path) == "/" or not path.isprintable()
+    ):
         raise InvalidRequest(
             f"{escaped(path, 80)!r} is not a mountPath of the pod; write an absolute path without '..'"
         )
-    return normal(path) if path else ""
+    return normal_path(path) if path else ""
 
 
 def is_empty_dir(host_path: str, pod_uid: str) -> bool:
@@ -215,7 +214,7 @@ def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tu
         return "", config
     field = f"annotation {STATE_VOLUME_ANNOTATION}: {escaped(path, 200)}"
     found = [(mount, origin) for mount, origin in origins(config.mounts, config.annotations, pod_uid)]
-    mount, origin = next((one for one in found if normal(one[0].container_path) == path), (None, None))
+    mount, origin = next((one for one in found if normal_path(one[0].container_path) == path), (None, None))
     if mount is None:
         raise InvalidRequest(f"{field} is no mountPath of the container; mount a PersistentVolumeClaim there")
     if origin is not Origin.VOLUME or is_empty_dir(mount.host_path, pod_uid):
@@ -247,8 +246,8 @@ def there(
         mount
         for mount, origin in origins(mounts, annotations)
         if origin in (Origin.TERMINATION, Origin.FLEX)
-        or (normal(mount.container_path), mount.host_path) in has
-        or (origin is Origin.IMAGE and normal(mount.container_path) in of_images)
+        or (normal_path(mount.container_path), mount.host_path) in has
+        or (origin is Origin.IMAGE and normal_path(mount.container_path) in of_images)
     ]
 
 

@@ -1,6 +1,6 @@
 """A block volume that a VM boots from: what its first sector says, and what virtshim does about it. Pure.
 
-The first sector has Virtlet's header, so that volumes can move between the two: a magic number, a version, and the
+The first sector has Virtlet's header, so that volumes can move between Virtlet and virtshim: a magic number, a version, and the
 SHA-256 of the image that is copied to the volume after the sector. Virtlet ignores the sector's other bytes; virtshim
 stores the disk's identity there, by which cloud-init recognizes the disk. The header is written last: until then the
 sector says that a copy is under way, and for which container.

@@ -6,11 +6,12 @@ import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from virtshim.devices.guest_view import normal_path
 from virtshim.model.container import ContainerConfig, Mount
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.text import escaped
 from virtshim.volumes.copies import DATA, CopiedVolume, Entry, EntryKind
-from virtshim.volumes.pod_mounts import Origin, normal, origins
+from virtshim.volumes.pod_mounts import Origin, origins
 from virtshim.volumes.ports import KubeletVolumes
 
 # Windows' setup, and sysprep at the first boot, look for the answer file in the root directory of each read-only drive.
@@ -34,7 +35,7 @@ def sysprep_volume(
     InvalidRequest for a volume that kubelet does not write. Such a volume may change during a read, and a guest gets it
     in other ways."""
     for mount, origin in origins(mounts, annotations, pod_uid):
-        if normal(mount.container_path) != path:
+        if normal_path(mount.container_path) != path:
             continue
         if origin is not Origin.COPY:
             raise InvalidRequest(
@@ -48,9 +49,9 @@ def sysprep_not_mounted(mounts: Iterable[Mount], annotations: Mapping[str, str],
     """The fault of a pod in which no container mounts the path, with the remedy. `mounts`: those of the last
     container."""
     places = [
-        escaped(normal(mount.container_path), 200)
+        escaped(normal_path(mount.container_path), 200)
         for mount, origin in origins(mounts, annotations, pod_uid)
-        if origin is Origin.COPY and not normal(mount.container_path).startswith(_TOKENS)
+        if origin is Origin.COPY and not normal_path(mount.container_path).startswith(_TOKENS)
     ]
     there = f"has Secrets and ConfigMaps at {', '.join(places)}" if places else "mounts no Secret and no ConfigMap"
     remedy = "write one of these mountPaths, or" if places else "let it"

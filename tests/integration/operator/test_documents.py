@@ -84,7 +84,7 @@ def test_every_check_is_listed_by_its_key(root: Path) -> None:
 
 
 def test_every_kind_of_trouble_is_listed(root: Path) -> None:
-    section = (root / "docs" / "pods.md").read_text().split("\n## Troubles\n")[1].split("\n## ")[0]
+    section = (root / "docs" / "pods.md").read_text().split("\n## Problems of a running VM\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {kind.value for kind in TroubleKind}
 
 

@@ -23,12 +23,12 @@ from fakes.background import Background
 
 from virtshim.cli import acting, events, logs, run, terminal, top, vms
 from virtshim.cli.acting import summary
-from virtshim.cli.events import Event, line
+from virtshim.cli.events import line
 from virtshim.cli.main import app
 from virtshim.cli.pulling import image_name, pull
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.client import Happened, PodSummary, PodUsage
+from virtshim.cri.client import NodeEvent, PodSummary, PodUsage
 from virtshim.cri.operator_client import LastingVm, SavedMemory, Taken, operating
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
 
@@ -203,7 +203,7 @@ def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypat
 
 
 def test_an_event_is_one_line() -> None:
-    assert line(Event(NOW, "pause", "f" * 64, "default/web", "paused\n")).count("\n") == 0
+    assert line(NodeEvent(NOW, "pause", "f" * 64, "default/web", "paused\n")).count("\n") == 0
 
 
 class _Quiet:
@@ -214,8 +214,8 @@ class _Quiet:
         if stops:
             self.over.set()
 
-    def events(self) -> Iterator[Happened]:
-        yield Happened(NOW, "pod created", "a" * 64, "default/web")
+    def events(self) -> Iterator[NodeEvent]:
+        yield NodeEvent(NOW, "pod created", "a" * 64, "default/web")
         self.over.wait()
 
     def actions(self, _since: float) -> Iterator[Taken]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.metrics.start_ups import Phase, StartUps
+from virtshim.metrics.start_ups import StartUps
 from virtshim.model.ids import ContainerId, SandboxId
 
 POD = SandboxId("5" * 64)
@@ -41,19 +41,6 @@ def test_a_failed_phase_has_its_error(start_ups: StartUps) -> None:
     with pytest.raises(ValueError, match="no address"), start_ups.phase("cni", POD):
         raise ValueError("no address")
     assert start_ups.start_up(POD).phases[0].error == "no address"
-
-
-def test_listeners_get_each_finished_phase_and_may_fail(start_ups: StartUps, clock: FakeClock) -> None:
-    heard: list[tuple[SandboxId, Phase]] = []
-
-    def bad(sandbox: SandboxId, phase: Phase) -> None:
-        raise RuntimeError
-
-    start_ups.on_phase(bad)
-    start_ups.on_phase(lambda sandbox, phase: heard.append((sandbox, phase)))
-    with start_ups.phase("disk", POD, VM):
-        clock.advance(1)
-    assert [(pod, phase.name, phase.container, phase.seconds) for pod, phase in heard] == [(POD, "disk", VM, 1)]
 
 
 def test_ending_a_phase_that_never_began_does_nothing(start_ups: StartUps) -> None:

@@ -80,19 +80,22 @@ _STARTS = {
     "tapmanager": "import tapmanager.__main__; loaded()",
     "virtshim-shares": "import tapmanager.shares.__main__; loaded()",
 }
-# Installed beside the daemons, for other programs or for few nodes.
+# Installed beside the daemons, for other programs or for few nodes, or needed for some requests only.
 _OPTIONAL = (
-    "aiohttp", "alembic", "colorama", "cryptography", "greenlet", "lxml", "opentelemetry", "prometheus_client", "pygments", "re2",
-    "rich", "virtshim.cli.config", "virtshim.cli.diag", "virtshim.setup",
+    "aiohttp", "alembic", "backports.zstd", "colorama", "compression.zstd", "cryptography", "greenlet", "lxml", "opentelemetry",
+    "prometheus_client", "pycdlib", "pygments", "re2", "rich", "virtshim.cli.config", "virtshim.cli.diag", "virtshim.setup",
 )  # fmt: skip
-_VMS = ("libvirt", "pycdlib", "sqlalchemy", "urllib3", "wsproto")
+_VMS = ("libvirt", "sqlalchemy", "urllib3", "wsproto")
 _VIRTSHIM = ("grpc", "pydantic", "structlog", "virtshim")
 _UNUSED = {
     "virtshim serve": (*_OPTIONAL, "pyroute2"),
-    "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2"),
-    "tapmanager": (*_OPTIONAL, *_VMS, *_VIRTSHIM, "pyroute2.ethtool", "pyroute2.ipdb", "pyroute2.ndb", "sqlite3"),
+    "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2", "virtshim.images.service", "virtshim.recovery", "virtshim.store"),
+    "tapmanager": (
+        *_OPTIONAL, *_VMS, *_VIRTSHIM, "logging.handlers", "pyroute2.ethtool", "pyroute2.ipdb", "pyroute2.ndb", "sqlite3",
+    ),
     "virtshim-shares": (
-        *_OPTIONAL, *_VMS, *_VIRTSHIM, "asyncio", "pyroute2", "ssl", "tapmanager.attachments", "tapmanager.pod",
+        *_OPTIONAL, *_VMS, *_VIRTSHIM, "asyncio", "difflib", "hashlib", "logging.handlers", "pickle", "pyroute2", "ssl",
+        "tapmanager.attachments", "tapmanager.pod",
     ),
 }  # fmt: skip
 

@@ -9,8 +9,8 @@
                 copy (rules: `_paths` below; those of a VM's QEMU: vmwrapper/landlock_rules.py)
     tell        reports which restrictions work on this node
 
-virtshim does not trust its output, because a hostile file may have taken the child over. virtshim uses from it only a disk's
-bytes, which virtshim digests itself, a verdict, which qemu-img must confirm, and texts.
+A hostile file may have taken the child over, so virtshim does not trust its output. virtshim digests the disk's bytes
+itself, lets qemu-img confirm the verdict, and treats texts as texts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fakes.dashboard_node import DashboardNode
 
-from virtshim.dashboard.assets import assets_directory
+from virtshim.dashboard.pages import assets_directory
 from virtshim.model.errors import Unavailable
 
 LIMIT = 60_000
