@@ -60,18 +60,18 @@ debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
 vfio-machine: guest    ## what the passthrough tests boot: build/vfio
 	tests/vfio/machine/build.sh build/vfio
 
-deb: setup             ## the Debian package of a node: dist/virtshim_VERSION_amd64.deb; VERSION=... for another one
-	deploy/deb/build.sh dist $(VERSION)
+deb: setup             ## a node's Debian package, in dist; FOR="bookworm trixie noble": for other distributions; VERSION=... for another one
+	$(if $(FOR),for suite in $(FOR); do deploy/deb/elsewhere.sh $$suite dist $(VERSION) || exit 1; done,deploy/deb/build.sh dist $(VERSION))
 
 deb-packages: setup    # what the package brings of the package index: its tests have no network
 	deploy/deb/build.sh --packages
 
 OWN_VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 image: deb             ## an image that puts virtshim onto nodes (deploy/kustomize/overlays/mixed): dist/virtshim-image_VERSION.tar
-	deploy/image/build.sh dist/virtshim_$(or $(VERSION),$(OWN_VERSION))_amd64.deb dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
+	deploy/image/build.sh dist/$$(deploy/deb/build.sh --name $(VERSION)) dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
 
-release: setup         ## all that a release publishes, in a new directory: dist/release; URL=https://... where the files will be
-	deploy/release/build.sh dist/release $(URL)
+release: setup         ## all that a release publishes, in a new directory: dist/release; URL=https://... FOR="bookworm trixie noble"
+	FOR="$(FOR)" deploy/release/build.sh dist/release $(URL)
 
 dashboard-assets:      ## the dashboard's page: build/dashboard
 	deploy/dashboard.sh
