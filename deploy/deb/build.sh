@@ -164,7 +164,9 @@ for file in docs/how-to/* docs/dev/*; do put "$file" "$doc/${file#docs/}"; done
 for file in README.md CHANGELOG.md; do put "$file" "$doc/$file"; done
 sed -i 's|(docs/|(|g' "$root/$doc/README.md"
 put "$here/copyright" "$doc/copyright"
-put "$here/lintian-overrides" usr/share/lintian/overrides/virtshim
+# A line that begins with @RELEASE@ is for the lintian of that release.
+mkdir -p "$root/usr/share/lintian/overrides"
+sed "s/^@$built_for@ //; /^@/d" "$here/lintian-overrides" > "$root/usr/share/lintian/overrides/virtshim"
 cat > "$root/$doc/changelog" <<END
 virtshim ($version~$built_for) unstable; urgency=medium
 

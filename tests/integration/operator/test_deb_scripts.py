@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def test_removal_stops_every_unit_socket_first_and_purge_forgets_them(node: Node
         ('ID=debian\nVERSION_ID="13"\nPRETTY_NAME="Debian GNU/Linux 13 (trixie)"\n', "9.99", 1),
         ("ID=ubuntu\nVERSION_ID=24.04\n", "9.99", 1),
         ("ID=debian\nVERSION_CODENAME=forky\n", "9.99", 1),
-        ("ID=mint\nVERSION_ID=6\n", ".".join(map(str, sys.version_info[:2])), 0),
+        ("ID=mint\nVERSION_ID=6\n", "9.88", 0),
     ],
 )
 @pytest.mark.parametrize("call", ["install", "upgrade"])
@@ -92,8 +91,8 @@ def test_a_system_whose_python_does_not_fit_is_refused_before_anything_is_unpack
 ) -> None:
     node.write("etc/os-release", release)
     text = (node.scripts / "preinst").read_text().replace("@PYTHON@", python).replace("@BUILT_FOR@", "deb12")
-    (tmp_path / "preinst").write_text(text.replace("/usr/bin/python", f"{tmp_path}/python"))
-    (tmp_path / f"python{sys.version_info[0]}.{sys.version_info[1]}").touch(mode=0o755)
+    (tmp_path / "preinst").write_text(text)
+    (tmp_path / "bin/python9.88").touch(mode=0o755)
     said = Node(node.root, tmp_path).run("preinst", call, "1", code=code)
     assert bool(said) == bool(code)
     if code:
