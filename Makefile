@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest cloud-init debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -19,7 +19,7 @@ test-all: MACHINES += install-machine
 test-all: test-machine ## every test, every kill point, the package on a real Debian: before a release
 	$(call gate,--all)
 
-MACHINES := vfio-machine debian-guest deb-packages
+MACHINES := vfio-machine debian-guest cloud-init deb-packages
 test-machine:          # what the tests need of this machine; two builds at a time, in one make: what they share is made once
 	+@$(MAKE) -j 2 --output-sync=line $(MACHINES)
 
@@ -49,9 +49,11 @@ lock:                  ## the locks, of what pyproject.toml and requirements-bui
 setup:                 ## system packages, machine preparation, .venv
 	deploy/setup.sh
 
-guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2; what tests read our network-config with
+guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
 	deploy/guest/build.sh build/guest.qcow2
 	deploy/guest/build-null.sh build/null.qcow2
+
+cloud-init: setup      # what tests read our network-config with: build/cloud-init
 	tests/integration/guest/cloudinit/fetch.sh build/cloud-init
 
 debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2

@@ -70,7 +70,7 @@ fi
 for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
   [ ! -e "$file" ] || cp -L "$file" "$root$file"
 done
-unshare --mount --pid --fork --kill-child bash -euo pipefail -s "$root" "$cache/packages-$suite" "$out" ${3:+"$3"} <<'END'
+unshare --mount bash -euo pipefail -s "$root" "$cache/packages-$suite" "$out" ${3:+"$3"} <<'END'
 root=$1
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
