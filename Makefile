@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest cloud-init debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -19,7 +19,7 @@ test-all: MACHINES += install-machine
 test-all: test-machine ## every test, every kill point, the package on a real Debian: before a release
 	$(call gate,--all)
 
-MACHINES := vfio-machine debian-guest deb-packages
+MACHINES := vfio-machine debian-guest cloud-init deb-packages
 test-machine:          # what the tests need of this machine; two builds at a time, in one make: what they share is made once
 	+@$(MAKE) -j 2 --output-sync=line $(MACHINES)
 
@@ -49,9 +49,11 @@ lock:                  ## the locks, of what pyproject.toml and requirements-bui
 setup:                 ## system packages, machine preparation, .venv
 	deploy/setup.sh
 
-guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2; what tests read our network-config with
+guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
 	deploy/guest/build.sh build/guest.qcow2
 	deploy/guest/build-null.sh build/null.qcow2
+
+cloud-init: setup      # what tests read our network-config with: build/cloud-init
 	tests/integration/guest/cloudinit/fetch.sh build/cloud-init
 
 debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
@@ -60,18 +62,18 @@ debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
 vfio-machine: guest    ## what the passthrough tests boot: build/vfio
 	tests/vfio/machine/build.sh build/vfio
 
-deb: setup             ## the Debian package of a node: dist/virtshim_VERSION_amd64.deb; VERSION=... for another one
-	deploy/deb/build.sh dist $(VERSION)
+deb: setup             ## a node's Debian package, in dist; FOR="bookworm trixie noble": for other distributions; VERSION=... for another one
+	$(if $(FOR),for suite in $(FOR); do deploy/deb/elsewhere.sh $$suite dist $(VERSION) || exit 1; done,deploy/deb/build.sh dist $(VERSION))
 
 deb-packages: setup    # what the package brings of the package index: its tests have no network
 	deploy/deb/build.sh --packages
 
 OWN_VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 image: deb             ## an image that puts virtshim onto nodes (deploy/kustomize/overlays/mixed): dist/virtshim-image_VERSION.tar
-	deploy/image/build.sh dist/virtshim_$(or $(VERSION),$(OWN_VERSION))_amd64.deb dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
+	deploy/image/build.sh dist/$$(deploy/deb/build.sh --name $(VERSION)) dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
 
-release: setup         ## all that a release publishes, in a new directory: dist/release; URL=https://... where the files will be
-	deploy/release/build.sh dist/release $(URL)
+release: setup         ## all that a release publishes, in a new directory: dist/release; URL=https://... FOR="bookworm trixie noble"
+	FOR="$(FOR)" deploy/release/build.sh dist/release $(URL)
 
 dashboard-assets:      ## the dashboard's page: build/dashboard
 	deploy/dashboard.sh

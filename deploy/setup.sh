@@ -25,8 +25,8 @@ PACKAGES=(
   mmdebstrap debian-archive-keyring fdisk e2fsprogs ignition
   # real neighbours for tests and the demo
   docker-registry skopeo openssh-client curl iputils-ping isc-dhcp-client tcpdump systemd dbus genisoimage libfaketime
-  # the dashboard's browser, the alert rules' reader, the image's builder
-  chromium prometheus buildah
+  # the dashboard's browser, the alert rules' reader, the image's builder, the package's critic
+  chromium prometheus buildah lintian
 )
 
 install_packages() {

@@ -62,7 +62,7 @@ def missing_for(area: str) -> str:
     if area == "debian" and not (PROJECT / "build" / "debian.qcow2").exists():
         return "needs build/debian.qcow2; run make debian-guest"
     if area == "cloudinit" and not (PROJECT / "build" / "cloud-init" / "inputs").exists():
-        return "needs build/cloud-init; run make guest"
+        return "needs build/cloud-init; run make cloud-init"
     if area == "network" and not Path("/usr/lib/cni/bridge").exists():
         return "needs the CNI plugins; run make setup"
     return ""

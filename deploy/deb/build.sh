@@ -1,28 +1,37 @@
 #!/usr/bin/env bash
-# Builds the Debian package of a node: virtshim_VERSION_amd64.deb, for the distribution that it is built on.
+# Builds the Debian package of a node, for the distribution that it is built on: virtshim_VERSION~deb12_amd64.deb on Debian 12,
+# virtshim_VERSION~ubuntu24.04_amd64.deb on Ubuntu 24.04. elsewhere.sh runs it in another distribution.
 #
 #   build.sh DIRECTORY [VERSION]    (VERSION: default that of pyproject.toml; DEB_CACHE: keeps the built locked packages, default
-#                                    build/deb)
+#                                    build/deb; DEBFULLNAME, DEBEMAIL: the package's maintainer, who builds it for others)
 #   build.sh --packages             only fetches and builds the locked packages; the rest needs no network
+#   build.sh --name [VERSION]       only prints the name of the package's file
 #
 # The same sources on the same distribution give the same bytes: times are SOURCE_DATE_EPOCH, by default that of the last commit. The
-# Python packages are those of the locks, checked by their hashes, in a virtual environment below /usr/lib/virtshim.
+# Python packages are those of the locks, checked by their hashes, in a virtual environment below /usr/lib/virtshim. They work with
+# the distribution's own version of Python alone, so the package depends on this version.
 set -euo pipefail
 
 say() { printf 'deb: %s\n' "$*"; }
 die() { printf 'deb: %s\n' "$*" >&2; exit 1; }
 
-[ $# = 1 ] || [ $# = 2 ] || die "usage: $0 DIRECTORY [VERSION] | --packages"
+[ $# = 1 ] || [ $# = 2 ] || die "usage: $0 DIRECTORY [VERSION] | --packages | --name [VERSION]"
 here=$(cd "$(dirname "$0")" && pwd)
-if [ "$1" != --packages ]; then
-  mkdir -p "$1"
-  out=$(cd "$1" && pwd)
-fi
+case $1 in
+  --*) ;;
+  *) mkdir -p "$1" && out=$(cd "$1" && pwd) ;;
+esac
 cd "$here/../.."
 version=${2:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 [[ $version =~ ^[0-9][0-9a-z.+]*$ ]] || die "VERSION '$version' is not one for Python and Debian alike; as 0.2.0 or 0.2.0+site1"
+# Lower than VERSION itself, and higher on a newer release of the distribution, so that apt upgrades the package with the node.
+built_for=$(. /etc/os-release && echo "${ID/debian/deb}${VERSION_ID:-$VERSION_CODENAME}")
+file_name=virtshim_$version~${built_for}_amd64.deb
+if [ "$1" = --name ]; then echo "$file_name" && exit 0; fi
 [ "$(dpkg --print-architecture)" = amd64 ] || die "knows only amd64"
-for tool in dpkg-deb gcc pkg-config gzip; do
+maintainer="${DEBFULLNAME:-the builder of this package} <${DEBEMAIL:-root@localhost}>"
+[[ $maintainer =~ ^[^\<\>@,]+\ \<[^\<\>@\ ,]+@[^\<\>@\ ,]+\>$ ]] || die "DEBFULLNAME and DEBEMAIL make no maintainer: $maintainer"
+for tool in dpkg-deb gcc pkg-config gzip strip; do
   command -v $tool >/dev/null || die "$tool is missing; run: make setup"
 done
 pkg-config --exists libvirt || die "libvirt's headers are missing; run: make setup"
@@ -35,7 +44,6 @@ umask 022
 
 python=/usr/bin/python3
 python_version=$($python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-python_next=$($python -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-deb.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -49,6 +57,11 @@ without_notes() {
   find "$1" \( -path '*.dist-info/RECORD' -o -path '*.dist-info/INSTALLER' -o -path '*.dist-info/REQUESTED' \
     -o -path '*.dist-info/direct_url.json' \) -delete
 }
+# A module is no program, so it names no interpreter; and a node debugs no library of others.
+as_library() {
+  find "$1" -name '*.py' -exec sed -i '1s/^#!.*/#/' {} +
+  find "$1" -name '*.so*' -type f -exec strip --strip-unneeded --remove-section=.comment {} +
+}
 # compiled DIRECTORY PREFIX: Python does not check the result against its source, because dpkg installs both.
 compiled() {
   $python -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$2" -p / "$1" >/dev/null ||
@@ -57,7 +70,7 @@ compiled() {
 site=usr/lib/virtshim/lib/python$python_version/site-packages
 
 inputs=$( (cat requirements-build.lock requirements-run.lock "$here/build.sh"; $python --version
-  pkg-config --modversion libvirt; gcc --version) | sha256sum | cut -d' ' -f1)
+  pkg-config --modversion libvirt; gcc --version; strip --version) | sha256sum | cut -d' ' -f1)
 cache=${DEB_CACHE:-$PWD/build/deb}
 mkdir -p "$cache"
 exec 9> "$cache/lock"
@@ -74,6 +87,7 @@ if [ ! -e "$layer" ]; then
   CFLAGS=-g0 $pip install --require-hashes --no-build-isolation --only-binary :all: --no-binary libvirt-python \
     --no-compile --target "$new/root/$site" -r requirements-run.lock
   without_notes "$new/root/$site"
+  as_library "$new/root/$site"
   compiled "$new/root/$site" "$new/root"
   mv "$new" "$layer"
 fi
@@ -130,8 +144,8 @@ ln -s ../lib/virtshim/bin/virtshim "$root/usr/bin/virtshim"
 
 put() { install -D -m 644 "$1" "$root/$2"; }
 for unit in systemd/*.service systemd/*.socket; do
-  put "$unit" "lib/systemd/system/${unit##*/}"
-  sed -i 's|/usr/local/bin/|/usr/lib/virtshim/bin/|' "$root/lib/systemd/system/${unit##*/}"
+  put "$unit" "usr/lib/systemd/system/${unit##*/}"
+  sed -i 's|/usr/local/bin/|/usr/lib/virtshim/bin/|' "$root/usr/lib/systemd/system/${unit##*/}"
 done
 put systemd/virtshim-sysusers.conf usr/lib/sysusers.d/virtshim.conf
 put systemd/virtshim-tmpfiles.conf usr/lib/tmpfiles.d/virtshim.conf
@@ -150,13 +164,15 @@ for file in docs/how-to/* docs/dev/*; do put "$file" "$doc/${file#docs/}"; done
 for file in README.md CHANGELOG.md; do put "$file" "$doc/$file"; done
 sed -i 's|(docs/|(|g' "$root/$doc/README.md"
 put "$here/copyright" "$doc/copyright"
-put "$here/lintian-overrides" usr/share/lintian/overrides/virtshim
+# A line that begins with @RELEASE@ is for the lintian of that release.
+mkdir -p "$root/usr/share/lintian/overrides"
+sed "s/^@$built_for@ //; /^@/d" "$here/lintian-overrides" > "$root/usr/share/lintian/overrides/virtshim"
 cat > "$root/$doc/changelog" <<END
-virtshim ($version) unstable; urgency=medium
+virtshim ($version~$built_for) unstable; urgency=medium
 
   * What is new is in CHANGELOG.md, beside this file.
 
- -- $(sed -n 's/^Maintainer: //p' "$here/control")  $(date -R -d "@$SOURCE_DATE_EPOCH")
+ -- $maintainer  $(date -R -d "@$SOURCE_DATE_EPOCH")
 END
 find "$root/usr/share/man" "$root/$doc/changelog" -type f -exec gzip -9n {} +
 
@@ -168,13 +184,16 @@ mkdir -p "$root/DEBIAN"
 size=$(find "$root" -printf '%y %s\n' | awk '{sum += $1 == "f" ? int(($2 + 1023) / 1024) : 1} END {print sum}')
 upstream() { dpkg-query -W -f '${Version}' "$1" | sed 's/^[0-9]*://; s/[-+].*//'; }
 install -m 644 "$work/md5sums" "$root/DEBIAN/md5sums"
-sed "s/@VERSION@/$version/; s/@SIZE@/$size/; s/@PYTHON@/$python_version/; s/@PYTHON_NEXT@/$python_next/
+sed "s/@VERSION@/$version~$built_for/; s/@SIZE@/$size/; s/@PYTHON@/$python_version/g; s/@MAINTAINER@/${maintainer//[\/&]/\\\\&}/
   s/@LIBC@/$(upstream libc6)/; s/@LIBVIRT@/$(upstream libvirt0)/" "$here/control" |
   sed ':more; /^[A-Za-z-]*s:.*,$/{N; s/,\n */, /; b more}' > "$root/DEBIAN/control"
+sed "s/@PYTHON@/$python_version/g; s/@BUILT_FOR@/$built_for/g" "$here/preinst" > "$root/DEBIAN/preinst"
+chmod 755 "$root/DEBIAN/preinst"
 install -m 755 "$here"/{postinst,prerm,postrm} "$root/DEBIAN/"
 find "$root" -type d -exec chmod 755 {} +
 find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-package=$out/virtshim_${version}_amd64.deb
-dpkg-deb --root-owner-group -Zzstd -z9 --build "$root" "$work/package" >/dev/null
+package=$out/$file_name
+# With one thread the bytes do not depend on the number of processors.
+dpkg-deb --root-owner-group -Zxz -z1 --threads-max=1 --build "$root" "$work/package" >/dev/null
 mv "$work/package" "$package"
 say "$package: $(($(stat -c %s "$package") >> 20)) MiB, $((size >> 10)) MiB installed"

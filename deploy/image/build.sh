@@ -22,7 +22,9 @@ deb=$(realpath "$1")
 mkdir -p "$(dirname "$2")"
 out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 cache=${IMAGE_CACHE:-$here/../../build/image}
-version=$(dpkg-deb --field "$deb" Version)
+whole=$(dpkg-deb --field "$deb" Version)
+# A tag has no ~.
+version=${whole%~*}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct 2>/dev/null || date +%s)}
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-image.XXXXXX")
@@ -60,7 +62,7 @@ fi
 say "putting $(basename "$deb") into it"
 mkdir "$work/payload"
 dpkg-deb --extract "$deb" "$work/payload"
-printf '%s %s\n' "$version" "$(sha256sum "$deb" | cut -c1-16)" > "$work/payload/.version"
+printf '%s %s\n' "$whole" "$(sha256sum "$deb" | cut -c1-16)" > "$work/payload/.version"
 install -D -m 755 "$here/on_node.py" "$work/program/usr/local/bin/on_node.py"
 
 # buildah's images are below the work directory. Only its cache of blobs' digests remains, /var/lib/containers/cache.

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds all that a release publishes: the package, the image, the manifests, kubectl's plugin, the bill of materials, the changelog, and
-# the checksums of all.
+# Builds all that a release publishes: the packages, the image, the manifests, kubectl's plugin, the bill of materials, the changelog,
+# and the checksums of all.
 #
-#   build.sh DIRECTORY [URL]    (URL: where the files will be published, for the krew manifest; default https://example.com/virtshim)
+#   build.sh DIRECTORY [URL]    (URL: where the files will be published, for the krew manifest; default https://example.com/virtshim;
+#                                DEBFULLNAME, DEBEMAIL: who publishes them, the packages' maintainer; FOR: the distributions of the
+#                                packages, as "bookworm trixie noble"; default that of this machine, which also is the image's)
 #
 # The same commit on the same distribution gives the same bytes.
 set -euo pipefail
@@ -17,6 +19,8 @@ out=$(realpath -m "$1")
 [ ! -e "$out" ] || die "$out exists; name a new directory"
 cd "$(dirname "$0")/../.."
 [ -z "$(git status --porcelain)" ] || die "the work tree has changes; a release is made of a commit"
+[ -n "${DEBFULLNAME:-}" ] && [ -n "${DEBEMAIL:-}" ] ||
+  die "who publishes the packages? Set DEBFULLNAME and DEBEMAIL, which become their maintainer"
 mkdir -p "$out"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -30,8 +34,12 @@ packed() {
   tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw -c "$@" | gzip -9n > "$archive"
 }
 
+own=$(deploy/deb/build.sh --name)
 deploy/deb/build.sh "$out"
-deploy/image/build.sh "$out/virtshim_${version}_amd64.deb" "$out/virtshim-image_$version.tar"
+for suite in ${FOR:-}; do
+  [ "$suite" = "$(. /etc/os-release && echo "$VERSION_CODENAME")" ] || deploy/deb/elsewhere.sh "$suite" "$out"
+done
+deploy/image/build.sh "$out/$own" "$out/virtshim-image_$version.tar"
 say "manifests, kubectl's plugin, bill of materials"
 packed "$out/virtshim-manifests_$version.tar.gz" -C deploy --transform "s|^|virtshim-$version/|" \
   kustomize events.yaml monitoring

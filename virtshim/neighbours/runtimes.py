@@ -48,10 +48,7 @@ class RuntimeSetup:
         key, unit = f'cgroup_manager = "{driver}"', "crio"
         if self.name == CONTAINERD:
             key, unit = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}", CONTAINERD
-        return (
-            f"write {key} below {self.driver_table} in {self.file}, and run: systemctl restart {unit} "
-            f"(docs/how-to/beside-containerd.md)"
-        )
+        return f"write {key} below {self.driver_table} in {self.file}, and restart {unit} (docs/how-to/beside-containerd.md)"
 
 
 def read(files: HostFiles) -> list[RuntimeSetup]:

@@ -49,7 +49,7 @@ def after_set_up(facts: NodeFacts, name: str, socket: str, *, had_taint: bool, f
         )
     elif not alone and had_taint:
         steps.append(_untaint(node))
-    steps.append("systemctl daemon-reload && systemctl restart kubelet")
+    steps.append("systemctl daemon-reload && systemctl restart kubelet" if facts.systemd_runs else "restart kubelet")
     if not kubelet.is_in_cluster:
         steps.append(f"if the node joins the cluster with kubeadm join, use --cri-socket unix://{socket}")
     steps.append(f"kubectl label node {node} {LABEL}")
@@ -72,7 +72,8 @@ def after_undo(
         if of_vms_only(known):
             steps.append(_untaint(node))
     if any("kubelet" in path for path in gone):
-        steps.append("systemctl restart kubelet   # kubelet calls its former runtime again")
+        restart = "systemctl restart kubelet" if facts.systemd_runs else "restart kubelet"
+        steps.append(f"{restart}   # kubelet calls its former runtime again")
     return [
         *steps,
         *(

@@ -65,8 +65,7 @@ class Outcome:
 
     @property
     def changed(self) -> frozenset[str]:
-        """The paths of the changed files."""
-        return frozenset(one.path for one in self.changes if one.action not in (Action.SAME, Action.KEEP))
+        return _changed(self.changes)
 
 
 class NodeSetup:
@@ -161,9 +160,7 @@ class NodeSetup:
         blocked = [unit for unit in needed if states[unit].startswith("masked") and not self._is_up(unit)]
         problems = [f"{unit} is masked; run systemctl unmask {unit}, then run this command again" for unit in blocked]
         if wanted.enable and not self._systemctl.can_change:
-            problems.append(
-                f"systemd does not run here; start these services by other means: {', '.join(wanted.enable)}"
-            )
+            problems.append(_by_hand(wanted, changes, facts))
         # Units that an earlier setup enabled and this one does not want are disabled.
         stale = self._given_up(manifest, keep=(*wanted.enable, *wanted.mask))
         return replace(
@@ -234,7 +231,10 @@ class NodeSetup:
 
     def _with_pending(self, manifest: Manifest, found: Outcome) -> Manifest:
         """Adds the systemctl commands that the changes require. The manifest is saved before the files change: after a kill, the
-        next run finds the files unchanged and would not know that the commands are still to run."""
+        next run finds the files unchanged and would not know that the commands are still to run. Without systemd
+        there are none."""
+        if not self._systemctl.runs:
+            return manifest
         more = pending(found.changed, found.facts, unmasked=found.unmasked)
         return replace(manifest, pending=tuple(dict.fromkeys((*manifest.pending, *more))))
 
@@ -277,6 +277,19 @@ class NodeSetup:
             yield made
         finally:
             os.close(held)
+
+
+def _by_hand(wanted: Plan, changes: Sequence[Change], facts: NodeFacts) -> str:
+    """The problem of a machine without systemd."""
+    text = f"systemd does not run here; start these services by other means: {', '.join(wanted.enable)}"
+    reading = [words[-1] for words in pending(_changed(changes), facts) if words[0] == "try-restart"]
+    again = [unit for unit in reading if unit not in wanted.enable]
+    return f"{text}; if it runs, restart {', '.join(again)}, too" if again else text
+
+
+def _changed(changes: Sequence[Change]) -> frozenset[str]:
+    """The paths of the changed files."""
+    return frozenset(one.path for one in changes if one.action not in (Action.SAME, Action.KEEP))
 
 
 def _once(*units: str) -> tuple[str, ...]:

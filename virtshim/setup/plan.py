@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -107,6 +108,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
             *([conflict] if conflict else []),
             *_problems(facts, units),
             *wiring.problems,
+            *_guests_conflicts(facts),
             *(_unsaid(choices) if own.has_file else ()),
         ),
         steps=() if refusal else tuple(_steps(facts, own, name, socket, had_taint=had_taint)),
@@ -231,14 +233,40 @@ def _of_libvirt(facts: NodeFacts, driver: str) -> list[PlannedFile]:
         found += _added(facts, daemon, "unix_sock_ro_perms", '"0700"', why)
     if driver == "cgroupfs" and QEMU in facts.texts:
         found += _added(facts, QEMU, "cgroup_controllers", "[ ]", "tapmanager puts each VM below its pod's cgroup")
-    guests = next((path for path in GUESTS if path in facts.texts), GUESTS[0])
-    if "libvirt-guests.service" in facts.units:
+    if GUESTS_UNIT in facts.units:
+        guests = _guests_file(facts)
+        before = facts.texts.get(guests, "")
+        text = texts.libvirt_guests(before, _shell_values(before))
         why = "a reboot shuts down guests that kubelet has not stopped"
-        found.append(PlannedFile(guests, texts.LIBVIRT_GUESTS.encode(), why))
+        found.append(PlannedFile(guests, text.encode(errors=AS_BYTES), why))
     if facts.kubelet.is_there and facts.systemd_runs:
         path = f"{LOGIND}/virtshim.conf"
         found.append(PlannedFile(path, texts.LOGIND.encode(), "a reboot waits for kubelet to stop its pods"))
     return found
+
+
+def _guests_file(facts: NodeFacts) -> str:
+    return next((path for path in GUESTS if path in facts.texts), GUESTS[0])
+
+
+def _shell_values(text: str) -> dict[str, str]:
+    """The variables that a shell would set."""
+    found = re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)=(.*)$", text, re.MULTILINE)
+    return {name: value.partition(" #")[0].strip().strip("\"'") for name, value in found}
+
+
+def _guests_conflicts(facts: NodeFacts) -> list[str]:
+    """Problems: the operator's own settings of libvirt-guests that would harm virtshim's VMs. Setup keeps them, because the
+    machine may have other VMs."""
+    path = _guests_file(facts)
+    said = _shell_values(facts.texts.get(path, "")) if GUESTS_UNIT in facts.units else {}
+    # For root, libvirt's default is the URI that virtshim uses.
+    said = {key: value.replace("default", "qemu:///system") if key == "URIS" else value for key, value in said.items()}
+    return [
+        f"{path} has {key}={said[key]}, which setup keeps; virtshim's VMs need {key}={wanted} ({why})"
+        for key, (wanted, why) in texts.GUESTS_AT_REBOOT.items()
+        if key in ("URIS", "ON_BOOT", "ON_SHUTDOWN") and wanted not in said.get(key, wanted).split()
+    ]
 
 
 def _of_apparmor(facts: NodeFacts, settings: Settings) -> list[PlannedFile]:

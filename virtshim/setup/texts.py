@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import yaml
@@ -65,21 +66,17 @@ InhibitDelayMaxSec=150
 """
 )
 
-LIBVIRT_GUESTS: Final = (
-    MARK
-    + """\
-# At a reboot, shuts down the VMs that kubelet has not stopped.
-URIS=qemu:///system
-# kubelet creates pods again; a VM that libvirt restarts would have no network, and two owners.
-ON_BOOT=ignore
-# Not "suspend": a pod that is created again cannot use saved memory.
-ON_SHUTDOWN=shutdown
-# All at the same time; 0 would mean one after another.
-PARALLEL_SHUTDOWN=500
-# Seconds for all of them.
-SHUTDOWN_TIMEOUT=90
-"""
-)
+# Settings of libvirt-guests, with their reasons.
+GUESTS_AT_REBOOT: Final = {
+    "URIS": ("qemu:///system", "At a reboot, shuts down the VMs that kubelet has not stopped."),
+    "ON_BOOT": (
+        "ignore",
+        "kubelet creates pods again; a VM that libvirt restarts would have no network, and two owners.",
+    ),
+    "ON_SHUTDOWN": ("shutdown", 'Not "suspend": a pod that is created again cannot use saved memory.'),
+    "PARALLEL_SHUTDOWN": ("500", "All at the same time; 0 would mean one after another."),
+    "SHUTDOWN_TIMEOUT": ("90", "Seconds for all of them."),
+}
 
 RUNTIME_CLASS: Final = (
     MARK
@@ -175,6 +172,17 @@ def kubelet_drop_in(
     """kubelet's drop-in. `pulls`, `eviction`: whether it contains the settings of image pulls and of eviction."""
     own = _KUBELET.format(socket=socket, driver=driver, why=why)
     return MARK + own + PULLS * pulls + EVICTION * eviction + _TAINT * taint
+
+
+def libvirt_guests(before: str = "", said: Collection[str] = ()) -> str:
+    """The file of libvirt-guests: its text before setup, and the settings that this text lacks. `said`: those that it has."""
+    lines = [
+        line
+        for key, (value, why) in GUESTS_AT_REBOOT.items()
+        if key not in said
+        for line in (f"# {why}", f"{key}={value}")
+    ]
+    return "\n".join([*([before] if before else []), *([MARK.rstrip()] if lines else []), *lines, ""])
 
 
 def fields_of(text: str) -> frozenset[str]:

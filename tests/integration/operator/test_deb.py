@@ -25,6 +25,9 @@ from virtshim.cli.main import app
 pytestmark = [pytest.mark.operator, pytest.mark.timeout(300)]
 
 UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin")
+# A domain that nobody can own.
+PACKAGER = {"DEBFULLNAME": "Ada Packager", "DEBEMAIL": "ada@packages.test"}
+PYTHON = "/usr/bin/python3"
 
 
 def built(project: Path, directory: Path) -> Path:
@@ -32,11 +35,12 @@ def built(project: Path, directory: Path) -> Path:
         pytest.skip("NOT TESTED: dpkg-deb is not installed")
     directory.mkdir(parents=True)
     # A separate work directory, whose name would show up in a careless build.
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TMPDIR": str(directory)}
+    environment = {**os.environ, **PACKAGER, "SOURCE_DATE_EPOCH": "1700000000", "TMPDIR": str(directory)}
     argv = ["sh", "-c", 'umask 077; exec "$@"', "sh", str(project / "deploy/deb/build.sh"), str(directory), "7.8.9"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    return directory / "virtshim_7.8.9_amd64.deb"
+    (package,) = directory.glob("*.deb")
+    return package
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def test_no_file_contains_the_build_directory(root: Path, package: Path, pytestc
 
 def test_the_package_has_every_program_and_document_that_its_units_name(root: Path) -> None:
     for unit in UNITS:
-        text = (root / f"lib/systemd/system/{unit}.service").read_text()
+        text = (root / f"usr/lib/systemd/system/{unit}.service").read_text()
         (program,) = re.findall(r"^ExecStart=/(\S+)", text, re.MULTILINE)
         assert os.access(root / program, os.X_OK), program
         (document,) = re.findall(r"^Documentation=file:/(\S+)", text, re.MULTILINE)
@@ -103,13 +107,63 @@ def test_the_package_has_what_kubectl_applies(root: Path, pytestconfig: pytest.C
     assert shipped == ours
 
 
+def test_the_package_is_named_after_its_distribution_and_maintained_by_its_packager(root: Path, package: Path) -> None:
+    said = Path("/etc/os-release").read_text()
+    name, version = (re.findall(rf'^{key}="?([^"\n]+)', said, re.MULTILINE)[0] for key in ("ID", "VERSION_ID"))
+    debians = f"7.8.9~{name.replace('debian', 'deb')}{version}"
+    assert package.name == f"virtshim_{debians}_amd64.deb"
+    control = (root / "DEBIAN/control").read_text()
+    assert f"\nVersion: {debians}\n" in control
+    assert "\nMaintainer: Ada Packager <ada@packages.test>\n" in control
+    changelog = gzip.decompress((root / "usr/share/doc/virtshim/changelog.gz").read_bytes()).decode()
+    assert changelog.startswith(f"virtshim ({debians}) ")
+    assert "\n -- Ada Packager <ada@packages.test>  " in changelog
+
+
+def test_a_maintainer_without_an_address_is_refused(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(pytestconfig.rootpath / "deploy/deb/build.sh"), str(tmp_path)],
+        env={**os.environ, **PACKAGER, "DEBEMAIL": "ada"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, os.listdir(tmp_path)) == (1, [])
+    assert "DEBFULLNAME and DEBEMAIL make no maintainer: Ada Packager <ada>" in done.stderr
+
+
+def test_a_package_for_an_unknown_distribution_is_refused_with_the_known_ones(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    argv = [str(pytestconfig.rootpath / "deploy/deb/elsewhere.sh"), "buster", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, os.listdir(tmp_path)) == (1, [])
+    assert "bookworm (Debian 12), trixie (Debian 13), noble (Ubuntu 24.04)" in done.stderr
+
+
+def test_lintian_finds_nothing(package: Path) -> None:
+    """It also reports overrides that are not needed any more."""
+    if shutil.which("lintian") is None:
+        pytest.skip("NOT TESTED: lintian is not installed")
+    argv = ["lintian", "--allow-root", "--fail-on=error,warning", "--tag-display-limit=9", str(package)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_every_compiled_module_loads(root: Path) -> None:
+    """Their symbols are stripped."""
+    site = next((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages"))
+    modules = sorted({str(path.relative_to(site)).split(".")[0].replace("/", ".") for path in site.rglob("*.so")})
+    assert len(modules) > 20
+    load = (
+        "import importlib, sys; sys.path.append(sys.argv[1])\nfor name in sys.argv[2:]: importlib.import_module(name)"
+    )
+    done = subprocess.run([PYTHON, "-IS", "-c", load, str(site), *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_program_runs_from_its_own_packages_alone(root: Path) -> None:
     site = next((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages"))
     look = "import sys; sys.path[:] = [one for one in sys.path if 'site-packages' not in one] + [sys.argv.pop(1)]"
     run = f"{look}; from virtshim.cli.main import main; main()"
-    done = subprocess.run(
-        ["/usr/bin/python3", "-IS", "-c", run, str(site), "version"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([PYTHON, "-IS", "-c", run, str(site), "version"], capture_output=True, text=True, check=False)
     assert done.stdout == "7.8.9\n", done.stderr
 
 
@@ -128,7 +182,10 @@ def test_the_package_depends_on_what_a_node_needs(root: Path, pytestconfig: pyte
     (depends,) = re.findall(r"^Depends: (.*)$", control, re.MULTILINE)
     (recommends,) = re.findall(r"^Recommends: (.*)$", control, re.MULTILINE)
     assert set(group[1].split()) - set(re.findall(r"[a-z][a-z0-9.+-]+", f"{depends} {recommends}")) == set()
-    assert f"python3 (>= {sys.version_info[0]}.{sys.version_info[1]})" in depends
+    # Its compiled packages work with this version alone.
+    (needed,) = (root / "usr/lib/virtshim/lib").glob("python3.*")
+    assert needed.name in depends.split(", ")
+    assert os.readlink(root / "usr/lib/virtshim/bin/python3").endswith(f"/usr/bin/{needed.name}".removeprefix("/usr"))
 
 
 def test_the_apparmor_rules_are_those_in_the_documents(root: Path) -> None:
@@ -194,7 +251,7 @@ def test_a_shell_completes_commands_by_asking_the_program(root: Path, shell: str
     assert "proxy" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
+@pytest.mark.parametrize("name", ["preinst", "postinst", "prerm", "postrm"])
 def test_the_packages_scripts_run_in_every_shell(root: Path, name: str) -> None:
     done = subprocess.run(["dash", "-n", str(root / "DEBIAN" / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -285,3 +342,23 @@ def test_a_purge_leaves_nothing_of_the_package(installed: Node) -> None:
     # The distribution's tools keep what their files were before: /etc/passwd-.
     naming = ("grep", "-rl", "--exclude=*-", "virtshim", "/etc", "/var/lib/dpkg/statoverride", "/var/lib/dpkg/status")
     assert installed.run(*naming, code=1) == ""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_the_package_for_another_debian_is_built_there_and_refused_here(
+    installed: Node, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    here = installed.run("sh", "-c", ". /etc/os-release && echo $VERSION_CODENAME").strip()
+    suite, release = {"bookworm": ("trixie", "deb13")}.get(here, ("bookworm", "deb12"))
+    argv = [str(pytestconfig.rootpath / "deploy/deb/elsewhere.sh"), suite, str(tmp_path), "8.0.0"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if "cannot be had" in done.stderr:
+        pytest.skip(f"NOT TESTED: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (package,) = tmp_path.glob("*.deb")
+    assert package.name == f"virtshim_8.0.0~{release}_amd64.deb"
+
+    said = installed.run("sh", "-c", f"dpkg --install {package} 2>&1", code=1)
+    assert f"virtshim: this package is for {release}, with Python 3." in said
+    assert installed.run("virtshim", "version") == "7.8.9\n"

@@ -30,8 +30,8 @@ class Node:
     root: Path
     scripts: Path
 
-    def run(self, name: str, *argv: str) -> str:
-        """Runs the script; returns its output."""
+    def run(self, name: str, *argv: str, code: int = 0) -> str:
+        """Runs the script; returns its output. `code`: the expected exit code."""
         text = re.sub(r"(?<![\w.}/])/(etc|var|run|usr/share)/", rf"{self.root}/\1/", (self.scripts / name).read_text())
         script = self.root.parent / name
         script.write_text(text)
@@ -39,7 +39,7 @@ class Node:
             ["/bin/sh", script, *argv], capture_output=True, text=True, check=False, timeout=60,
             env={"PATH": f"{self.root.parent}/bin:{os.environ['PATH']}"},
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stderr
 
     def asked(self) -> list[str]:
@@ -73,6 +73,31 @@ def test_removal_stops_every_unit_socket_first_and_purge_forgets_them(node: Node
     assert stopped[0] == "tapmanager.socket"
     node.run("postrm", "purge")
     assert units == {line.split()[-1] for line in node.asked() if line.startswith("deb-systemd-helper purge")}
+
+
+@pytest.mark.parametrize(
+    ("release", "python", "code"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', "9.99", 0),  # apt may unpack this package before its Python
+        ('ID=debian\nVERSION_ID="13"\nPRETTY_NAME="Debian GNU/Linux 13 (trixie)"\n', "9.99", 1),
+        ("ID=ubuntu\nVERSION_ID=24.04\n", "9.99", 1),
+        ("ID=debian\nVERSION_CODENAME=forky\n", "9.99", 1),
+        ("ID=mint\nVERSION_ID=6\n", "9.88", 0),
+    ],
+)
+@pytest.mark.parametrize("call", ["install", "upgrade"])
+def test_a_system_whose_python_does_not_fit_is_refused_before_anything_is_unpacked(
+    node: Node, tmp_path: Path, release: str, python: str, code: int, call: str
+) -> None:
+    node.write("etc/os-release", release)
+    text = (node.scripts / "preinst").read_text().replace("@PYTHON@", python).replace("@BUILT_FOR@", "deb12")
+    (tmp_path / "preinst").write_text(text)
+    (tmp_path / "bin/python9.88").touch(mode=0o755)
+    said = Node(node.root, tmp_path).run("preinst", call, "1", code=code)
+    assert bool(said) == bool(code)
+    if code:
+        assert "this package is for deb12, with Python 9.99, which " in said
+        assert re.search("install the package whose name has ~(deb13|ubuntu24.04|debforky), or build it", said)
 
 
 def test_an_upgrade_restarts_services_and_keeps_the_socket(node: Node, pytestconfig: pytest.Config) -> None:

@@ -502,7 +502,7 @@ def test_the_image_has_the_base_the_packages_files_and_the_program(
             pytest.skip(f"NOT TESTED: {tool} is not installed")
     (payload / ".version").unlink()
     (payload / "DEBIAN").mkdir()
-    control = "Package: virtshim\nVersion: 9.9\nArchitecture: amd64\nMaintainer: x <x@x>\nDescription: x\n"
+    control = "Package: virtshim\nVersion: 9.9~deb12\nArchitecture: amd64\nMaintainer: x <x@x>\nDescription: x\n"
     (payload / "DEBIAN/control").write_text(control)
     subprocess.run(["dpkg-deb", "--build", payload, tmp_path / "v.deb"], check=True, capture_output=True, timeout=60)
     (tmp_path / "base/usr/bin").mkdir(parents=True)
@@ -526,7 +526,7 @@ def test_the_image_has_the_base_the_packages_files_and_the_program(
     assert config["config"]["Labels"]["org.opencontainers.image.version"] == "9.9"
     source = (pytestconfig.rootpath / "deploy/image/on_node.py").read_bytes()
     assert (files / "usr/local/bin/on_node.py").read_bytes() == source
-    assert (files / "payload/.version").read_text().startswith("9.9 ")
+    assert (files / "payload/.version").read_text().startswith("9.9~deb12 ")
     assert (files / "payload/usr/lib/virtshim/bin/python3").is_symlink()
     assert (files / "usr/bin/python3").read_text() == "python"
     assert {path.name for path in files.iterdir()} == {"payload", "usr"}

@@ -27,9 +27,10 @@ def checkout(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
     return clone
 
 
-def build(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def build(checkout: Path, *words: str, packager: str = "Ada Packager") -> subprocess.CompletedProcess[str]:
     command = [str(checkout / "deploy/release/build.sh"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "DEBFULLNAME": packager, "DEBEMAIL": "ada@packages.test", "FOR": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_bill_of_materials_has_every_package_of_the_lock(pytestconfig: pytest.Config) -> None:
@@ -59,6 +60,12 @@ def test_a_release_that_could_not_be_made_again_is_refused(
     assert not (checkout / "dist").exists()
 
 
+def test_a_release_without_a_maintainer_of_its_packages_is_refused(checkout: Path) -> None:
+    done = build(checkout, str(checkout / "dist"), packager="")
+    assert (done.returncode, "Set DEBFULLNAME and DEBEMAIL" in done.stderr) == (1, True), done.stderr
+    assert not (checkout / "dist").exists()
+
+
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as `make release` does")
 def test_a_release_is_complete_and_its_bytes_are_the_same_each_time(checkout: Path, tmp_path: Path) -> None:
@@ -67,9 +74,12 @@ def test_a_release_is_complete_and_its_bytes_are_the_same_each_time(checkout: Pa
         done = build(checkout, str(directory), "https://files.example.com/virtshim")
         assert done.returncode == 0, done.stdout + done.stderr
     version = "0.1.0"
+    named = subprocess.run(
+        [str(checkout / "deploy/deb/build.sh"), "--name"], capture_output=True, text=True, check=True
+    )
     assert {path.name for path in first.iterdir()} == {
         "CHANGELOG.md", "SHA256SUMS", "virt.yaml", f"kubectl-virt_{version}.tar.gz", f"virtshim_{version}.cdx.json",
-        f"virtshim_{version}_amd64.deb", f"virtshim-image_{version}.tar", f"virtshim-manifests_{version}.tar.gz",
+        named.stdout.strip(), f"virtshim-image_{version}.tar", f"virtshim-manifests_{version}.tar.gz",
     }  # fmt: skip
     for path in first.iterdir():
         assert path.read_bytes() == (second / path.name).read_bytes(), path.name

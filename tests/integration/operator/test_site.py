@@ -195,6 +195,41 @@ def test_every_make_target_in_a_page_exists() -> None:
     assert [one for one in named if one[1] not in targets and "=" not in one[1]] == []
 
 
+def test_every_kubectl_virt_command_in_a_page_exists() -> None:
+    plugin = (ROOT / "deploy/kubectl-virt/kubectl-virt").read_text()
+    known = set(re.findall(r'add_parser\(\s*"(\w+)"', plugin))
+    said = [words for page in PAGES for words in typed(page.read_text(), "kubectl")]
+    named = {one for words in said if words[:1] == ["virt"] for one in words[1].split("|")}
+    assert known >= named >= {"console", "ssh", "vnc", "top"}
+
+
+def test_every_unit_of_ours_that_a_page_names_exists() -> None:
+    ours = {path.name for path in (ROOT / "systemd").iterdir()}
+    named = {
+        (page.name, word if "." in word else f"{word}.service")
+        for page in PAGES
+        for words in typed(page.read_text(), "systemctl")
+        for word in words[1:]
+        if re.match(r"(virtshim|tapmanager)\b", word)
+    }
+    assert len(named) > 5
+    assert {one for one in named if one[1] not in ours} == set()
+
+
+def test_a_shell_can_read_every_shell_block_of_a_page() -> None:
+    """The tutorial's and README's first commands run in test_tutorial.py; most others need a cluster or hardware."""
+    blocks = [
+        (page.name, text) for page in PAGES for language, text in code_blocks(page.read_text()) if language == "sh"
+    ]
+    assert len(blocks) > 20
+    refused = {}
+    for page, text in blocks:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+        if done.returncode or done.stderr:
+            refused[page] = done.stderr
+    assert refused == {}
+
+
 SHIPPED = "/usr/share/virtshim"
 
 

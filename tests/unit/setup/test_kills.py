@@ -301,12 +301,17 @@ def test_a_masked_unit_is_reported_as_a_problem(root: Path) -> None:
 
 
 def test_a_node_without_systemd_is_told_what_to_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(root / "run/systemd")
     machine = Machine(root)
     machine.runs = False
     monkeypatch.setattr(Machine, "can_change", False)
     found = node(root, machine).set_up()
     assert found.plan is not None
-    assert f"start these services by other means: {', '.join(OURS)}" in found.plan.problems[-1]
+    assert found.plan.problems[-1] == (
+        f"systemd does not run here; start these services by other means: {', '.join(OURS)}; "
+        "if it runs, restart libvirtd.service, too"
+    )
+    assert [one for one in (*found.plan.problems, *found.steps, *found.pending) if "systemctl" in one] == []
     assert (found.failed, found.enabled) == ((), ())
 
 

@@ -3,6 +3,7 @@
 import configparser
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from virtshim.neighbours.kubelet import EXTRA_FLAGS, KUBEADM_FLAGS, Given, Kubel
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.setup import texts
 from virtshim.setup.facts import AS_BYTES, UNITS, NodeFacts, kubelet_version
+from virtshim.setup.next_steps import after_undo
 from virtshim.setup.plan import LIBVIRTD, QEMU, OwnSettings, Plan, plan
 
 pytestmark = pytest.mark.operator
@@ -87,7 +89,7 @@ def test_the_files_of_a_node_with_containers_are_the_examples(pytestconfig: pyte
     ("written", "example"),
     [
         (texts.LOGIND, "kubelet/virtshim-logind.conf"),
-        (f"[x]\n{texts.LIBVIRT_GUESTS}", "libvirt-guests.conf"),
+        (f"[x]\n{texts.libvirt_guests()}", "libvirt-guests.conf"),
         (texts.kubelet_order("virtshim.service"), "kubelet/virtshim-systemd.conf"),
         (texts.kubelet_order("virtshim-proxy.service"), "kubelet/virtshim-proxy-systemd.conf"),
     ],
@@ -295,7 +297,7 @@ def test_obstacles_are_reported(changed: dict[str, Any], said: str) -> None:
     ("runtime", "has", "remedy"),
     [
         (RuntimeSetup("containerd", "/s", "/f", driver_table="[t]"), "cgroupfs, its default", "= true below [t] in /f"),
-        (RuntimeSetup("containerd", "/s", "/f", cgroup_driver="cgroupfs"), "cgroupfs", "systemctl restart containerd"),
+        (RuntimeSetup("containerd", "/s", "/f", cgroup_driver="cgroupfs"), "cgroupfs", "and restart containerd"),
         (RuntimeSetup("cri-o", "/s", "/g", cgroup_driver="cgroupfs"), "cgroupfs", 'cgroup_manager = "systemd"'),
     ],
 )  # fmt: skip
@@ -355,6 +357,57 @@ def test_a_correct_line_is_kept_and_a_line_with_another_value_replaced() -> None
         "log_level = 3",
         'unix_sock_ro_perms = "0700"',
     ]
+
+
+GUESTS = "/etc/default/libvirt-guests"
+
+
+def test_the_file_of_libvirt_guests_keeps_its_lines_and_gets_only_settings_that_it_lacks() -> None:
+    before = "# mine\n#ON_BOOT=start\nSTART_DELAY=5\nSHUTDOWN_TIMEOUT=300  # our VMs are slow"
+    found = planned(node(texts={GUESTS: before}))
+    kept, written = text(found, GUESTS).split(texts.MARK)
+    assert kept == f"{before}\n"
+    assert [line for line in written.splitlines() if not line.startswith("#")] == [
+        "URIS=qemu:///system", "ON_BOOT=ignore", "ON_SHUTDOWN=shutdown", "PARALLEL_SHUTDOWN=500",
+    ]  # fmt: skip
+    assert found.problems == ()
+
+
+def test_a_file_of_libvirt_guests_that_has_all_settings_is_not_changed() -> None:
+    whole = text(planned(node()), GUESTS)
+    assert text(planned(node(texts={GUESTS: whole.rstrip()})), GUESTS) == whole
+
+
+@pytest.mark.parametrize(
+    "said", ["ON_BOOT=start", "ON_SHUTDOWN='suspend'", "export ON_BOOT=start # ours", "URIS=xen:///"]
+)
+def test_an_operators_settings_of_libvirt_guests_that_harm_vms_are_kept_and_reported(said: str) -> None:
+    found = planned(node(texts={GUESTS: said}))
+    assert text(found, GUESTS).startswith(f"{said}\n")
+    (told,) = found.problems
+    key, _, value = said.removeprefix("export ").partition(" #")[0].replace("'", "").partition("=")
+    assert told.startswith(f"{GUESTS} has {key}={value}, which setup keeps; virtshim's VMs need {key}=")
+
+
+@pytest.mark.parametrize("said", ["URIS=default", "URIS='default qemu+tcp://other/system'", "ON_BOOT=ignore", 'X="'])
+def test_settings_of_libvirt_guests_that_suit_vms_are_no_problem(said: str) -> None:
+    assert planned(node(texts={GUESTS: said})).problems == ()
+
+
+@pytest.mark.parametrize("in_cluster", [False, True])
+def test_without_systemd_nothing_names_systemctl(in_cluster: bool) -> None:
+    facts = node(
+        systemd_runs=False,
+        kubelet=kubelet(is_in_cluster=in_cluster, has_unit=False),
+        runtimes=(RuntimeSetup("containerd", "/s", "/f", cgroup_driver="cgroupfs"),),
+    )
+    refused = planned(facts)
+    agreed = planned(replace(facts, runtimes=(CONTAINERD,)))
+    undone = after_undo(facts, "one", paths(agreed), ["/etc/kubernetes/kubelet.conf.d/91-virtshim-proxy.conf"], ())
+    said = [*refused.problems, *agreed.problems, *agreed.steps, *undone, *agreed.seen.values()]
+    assert "restart kubelet" in agreed.steps
+    assert "and restart containerd" in refused.refusal
+    assert [one for one in said if "systemctl" in one] == []
 
 
 def test_libvirts_apparmor_profiles_get_missing_rules_below_the_nodes_own() -> None:

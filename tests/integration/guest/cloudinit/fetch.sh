@@ -41,9 +41,10 @@ apt_here() {
 fetch() {
   local suite=$1 into=$2 source
   shift 2
+  : > "$work/log"
   for source in "$mirror" http://archive.debian.org/debian/; do
     echo "deb [arch=amd64 signed-by=$keys] $source $suite main" > "$work/sources.list"
-    if apt_here update 2> "$work/log" && (cd "$work/debs" && apt_here download "$@" 2>> "$work/log"); then
+    if apt_here update 2>> "$work/log" && (cd "$work/debs" && apt_here download "$@" 2>> "$work/log"); then
       for package in "$work"/debs/*.deb; do dpkg-deb --extract "$package" "$work/out/$into"; done
       rm "$work"/debs/*.deb
       return
