@@ -102,6 +102,8 @@ class ReceiveVm:
         for container in list(self._opened):
             self.break_off(container)
         self._threads.close()
+        for opened in list(self._opened.values()):  # of starts that were cut off before their thread
+            opened.closing.close()
 
     def break_off(self, container: ContainerId) -> None:
         """Ends what waits for the other node. The guest runs on there, unless all of it has arrived."""

@@ -60,6 +60,10 @@ class LibvirtMemoryStreams:
         self._ask(domain, container, "migrate-continue", {"state": _STOPPED})
 
     def receive(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
+        # The last part of a disk may come after the memory. QEMU must not have read the disk by then, nor a header that nobody
+        # has checked.
+        late = {"capability": "late-block-activate", "state": True}
+        self._ask(domain, container, "migrate-set-capabilities", {"capabilities": [late]})
         self._with_pipe(domain, container, pipe, "migrate-incoming")
 
     def state(self, domain: uuid.UUID, container: ContainerId) -> StreamState:

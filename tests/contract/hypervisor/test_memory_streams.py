@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from contract.hypervisor.worlds import WAIT_LIMIT, A, World
 from fakes.waiting import eventually
 
 from virtshim.model.errors import NotFound, ShimError, WrongState
-from virtshim.model.vm import Power
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Disk, Power
 
 
 @pytest.fixture
@@ -71,6 +73,32 @@ def test_a_guest_goes_on_in_a_new_qemu_with_its_memory(world: World) -> None:
     assert world.hypervisor.power(domain).power is Power.PAUSED
     world.pausing.resume(domain, A)
     assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+@pytest.mark.parametrize("world_with_memory", ["qemu"], indirect=True)
+def test_qemu_reads_its_disks_when_the_guest_runs_and_not_before(world: World) -> None:
+    """The last part of a disk may arrive after the memory: what QEMU has read before would be old."""
+    path = world.directory / "disk.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "1M"], check=True)
+    spec = world.spec(disks=(Disk(str(path), DiskFormat.QCOW2, "root"),))
+    world.hypervisor.define(spec)
+    world.hypervisor.start(spec.uuid)
+    domain, definition = spec.uuid, world.streams.definition(spec.uuid, A)
+    with collected(lambda pipe: world.streams.send(domain, A, pipe)) as everything:
+        eventually(lambda: world.streams.state(domain, A).stopped)
+        world.streams.go_on(domain, A)
+        memory = everything()
+    world.hypervisor.destroy(domain, A)
+    world.hypervisor.await_memory(domain, A, definition, {})
+    read, write = os.pipe2(os.O_CLOEXEC)
+    world.streams.receive(domain, A, read)
+    os.close(read)
+    with open(write, "wb") as sink:
+        sink.write(memory)
+    eventually(lambda: world.streams.state(domain, A).done)
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ShimError, match="qcow2"):
+        world.pausing.resume(domain, A)
 
 
 def test_a_guest_whose_memory_was_sent_in_vain_runs_on(world: World) -> None:

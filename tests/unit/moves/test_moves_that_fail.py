@@ -434,7 +434,6 @@ def test_a_disk_without_an_end_is_refused(nodes):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # and nobody closes its connections
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
 @pytest.mark.parametrize("who", ["here", "there"])
 def test_a_kill_of_either_daemon_at_any_step_leaves_one_guest_that_runs(tmp_path, who, when):
