@@ -68,7 +68,7 @@ kill -INT $!; wait $! || true"""
 virtshim up --dir {node} > {DIRECTORY}/node.log 2>&1 &
 until grep -q 'up: ready' {DIRECTORY}/node.log; do sleep 0.5; done
 {chr(10).join(lines).replace("/var/lib/virtshim-up", str(node)).replace("kill %1", "kill %+")}
-echo "=== after"; virtshim ps -q; virtshim vms --format "{{name}}"
+echo "=== after"; virtshim ps -q; virtshim vms --format "{{vm}}"
 virtshim down --dir {node} --all
 rm -r {DIRECTORY}
 """
