@@ -30,12 +30,17 @@ threading.Thread(target=serve, daemon=True).start()
 libvirt_ = libvirt.open(sys.argv[1])
 while not (off := libvirt_.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_INACTIVE)):
     threading.Event().wait(0.1)  # its threads still look for QEMUs
-for image in etree.fromstring(off[0].XMLDesc().encode()).iterfind("devices/disk/backingStore/source[@fdgroup]"):
+definition = etree.fromstring(off[0].XMLDesc().encode())
+pipe = definition.find("{*}commandline/{*}env[@name='VIRTSHIM_OUTPUT']").get("value")
+os.mkfifo(pipe)  # or it is refused before
+os.chmod(pipe, 0o666)
+for image in definition.iterfind("devices/disk/backingStore/source[@fdgroup]"):
     off[0].FDAssociate(image.get("fdgroup"), [os.open(image.get("file"), os.O_RDONLY)], 0)  # or it is refused before
 try:
     off[0].create()
 except libvirt.libvirtError as exc:
     print(exc, flush=True)
+os.unlink(pipe)
 os._exit(0)
 """
 
