@@ -8,6 +8,7 @@ libvirt also runs its emulator to learn its features, with none of our variables
     VIRTSHIM_TAPMANAGER  tapmanager's socket
     VIRTSHIM_NICS        the numbers of the NICs' slots, separated by commas; unset: in order
     VIRTSHIM_NIC_MODEL   the NICs' model; unset: virtio
+    VIRTSHIM_MEMORY      a socket that offers the guest's memory as a descriptor; unset: memory of its own
     VIRTSHIM_CONFINE     how QEMU is confined, in addition to its user: landlock (rules: landlock_rules.py), seccomp,
                          core-scheduling, separated by commas; unset: not at all, for a VM that an earlier version has defined
     VIRTSHIM_PARTS       further paths that QEMU may read and run, separated by colons
@@ -37,6 +38,8 @@ _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
 # Seconds between attempts to reach tapmanager.
 _RETRY_EVERY = 0.05
 _LONGEST_MESSAGE = 2000
+# For virtshim to offer the memory; it waits for this program.
+_OFFER_SECONDS = 5.0
 # The limit of a core dump in bytes. A file has at least a page, and with a limit of 1 the kernel starts no program for dumps.
 _NO_DUMP = 1
 
@@ -59,6 +62,8 @@ def main() -> None:
 def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     emulator = environ.get("VIRTSHIM_EMULATOR") or _default_emulator()
     output = _pipe(environ["VIRTSHIM_OUTPUT"]) if environ.get("VIRTSHIM_OUTPUT") else None
+    if environ.get("VIRTSHIM_MEMORY"):
+        argv = _on_memory(argv, environ["VIRTSHIM_MEMORY"])
     own, refused = argv, b""
     is_prepared = "VIRTSHIM_CONFINE" not in environ
 
@@ -103,6 +108,18 @@ def _pipe(path: str) -> int:
         raise CannotStart(
             f"{path}, the pipe for QEMU's output: {exc.strerror}; only virtshim can start this VM"
         ) from exc
+
+
+def _on_memory(argv: Sequence[str], path: str) -> list[str]:
+    """With the memory that virtshim offers while it starts this VM."""
+    try:
+        ok, fds = protocol.call(path, "memory", {}, _OFFER_SECONDS)
+    except (protocol.FrameError, protocol.RemoteError, OSError) as exc:
+        raise CannotStart(f"{path}, which offers the guest's memory: {exc}; only virtshim can start this VM") from exc
+    if len(fds) != 1:
+        raise CannotStart("virtshim sent no memory; virtshim and vmwrapper must be of the same version")
+    os.set_inheritable(fds[0], True)
+    return argv_plan.memory_arguments(argv, fds[0], shared=ok.get("shared") is True)
 
 
 def _call_servers(argv: Sequence[str]) -> Sequence[str]:

@@ -23,6 +23,9 @@ _MOST_QUEUES = 8
 # Models that a pod may ask for -> QEMU's device.
 _MODELS = {"virtio": "virtio-net-pci", "e1000e": "e1000e", "e1000": "e1000", "rtl8139": "rtl8139"}
 
+# Where a process finds its open files by their descriptors.
+OPEN_FILES = "/proc/self/fd/"
+
 # Without this, each serial port has two queues with a descriptor each, which QEMU's loop checks for every frame.
 QUIET_PORTS = ("-global", "virtio-serial-pci.ioeventfd=off")
 
@@ -103,6 +106,20 @@ def _mtu(nic: Mapping[str, object]) -> int:
     if not isinstance(mtu, int) or not 68 <= mtu <= 65535:
         raise PlanError("tapmanager sent an interface without an MTU")
     return mtu
+
+
+def memory_arguments(argv: Sequence[str], descriptor: int, *, shared: bool) -> list[str]:
+    """`argv` with the descriptor's file as the guest's memory. `shared`: the guest writes into the file; otherwise what it writes
+    is its own. Raises PlanError for memory of more than one part, or with a file already."""
+    backends = [at for at, value in enumerate(argv) if at and argv[at - 1] == "-object" and '"memory-backend-' in value]
+    own = json.loads(argv[backends[0]]) if len(backends) == 1 else {}
+    if own.get("qom-type") != "memory-backend-ram":
+        raise PlanError("the virtual machine's memory is not one plain part; start it without virtshim.io/warm-start")
+    # QEMU opens it once more, by a name that only this process has for it.
+    file = {"qom-type": "memory-backend-file", "mem-path": f"{OPEN_FILES}{descriptor}", "share": shared}
+    changed = list(argv)
+    changed[backends[0]] = json.dumps({**own, **file})
+    return changed
 
 
 def root_bus(argv: Sequence[str]) -> str:

@@ -43,7 +43,9 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: object, *, separators: tuple[str, str] = (",", ":")) -> str:
-    """For strings, numbers, and mappings of them. Raises TypeError for anything else."""
+    """For strings, numbers, truth values, and mappings of them. Raises TypeError for anything else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, str):
         return encode_basestring_ascii(value)
     if isinstance(value, dict):

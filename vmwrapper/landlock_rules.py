@@ -11,6 +11,7 @@ import json
 import os
 import stat
 
+from vmwrapper.argv_plan import OPEN_FILES
 from vmwrapper.confine import seccomp
 from vmwrapper.confine.landlock import DEVICE, EXECUTE, LIST, MAKE, READ, WRITE
 
@@ -70,7 +71,8 @@ def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple
     for option, value in itertools.pairwise(argv):
         if option == "-append":  # pods choose the kernel's command line, and its paths are the guest's
             continue
-        allowed += [_named(path) for path in _paths(value)]
+        # Open files need no rule, and one for memory that has no name would be refused.
+        allowed += [_named(path) for path in _paths(value) if not path.startswith(OPEN_FILES)]
         if option == "-vnc":  # QEMU makes the socket itself
             allowed += [(os.path.dirname(path), MAKE) for path in _paths(value)]
         if option == "-device":

@@ -81,7 +81,7 @@ version=${kernel_image##*/vmlinuz-}
 
 root=$work/root
 mkdir -p "$root"/{bin,sbin,lib64,lib/modules,usr/bin,usr/sbin,dev,proc,sys,run,tmp,mnt,root,home,srv/www,var/log,var/lib}
-mkdir -p "$root"/etc/{acpi/PWRF,dropbear}
+mkdir -p "$root"/etc/{acpi/PWRF,dropbear,virtshim}
 chmod 1777 "$root/tmp"
 chmod 0700 "$root/root"
 ln -s ../run "$root/var/run"
@@ -118,6 +118,8 @@ done
 
 install -m 0755 "$here/init" "$root/init"
 install -m 0755 "$here/udhcpc" "$root/etc/udhcpc"
+printf '#!/bin/sh\nexec /init again\n' > "$root/etc/virtshim/new-instance"
+chmod 0755 "$root/etc/virtshim/new-instance"
 install -m 0644 "$here/inittab" "$root/etc/inittab"
 for name in shutdown poweroff reboot halt; do
   rm -f "$root/sbin/$name"

@@ -44,6 +44,7 @@ def node(node_root: str, peer_nodes: PeerNodes) -> Iterator[Node]:
     )
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
     config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
+    config += "[templates]\nmax_bytes = 1073741824\n"
     config += state_key(node_root) + peer_nodes.settings("here")
     if other := os.environ.get("VIRTSHIM_TEST_VIRTIOFSD"):
         config += f'[shares]\nvirtiofsd = "{other}"\n'

@@ -46,6 +46,8 @@ class FakeGuests:
         self.rebooted: list[ContainerId] = []
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
+        self.scripts: list[tuple[ContainerId, str, tuple[str, ...], bytes]] = []
+        self.script_result: Callable[[ContainerId], tuple[int, str]] = lambda _container: (0, "")
         self.console_sizes: list[tuple[int, int]] = []
         self.mounted: tuple[GuestFilesystem, ...] = (GuestFilesystem("/", "ext4", "vda1", 1 << 20, 4 << 20),)
         self.files: dict[str, bytes] = {}
@@ -142,6 +144,13 @@ class FakeGuests:
     def set_clock(self, container: ContainerId, timeout: float) -> None:
         self._reach()
         self.clocks_set.append(container)
+
+    def run_script(
+        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+    ) -> tuple[int, str]:
+        self._reach()
+        self.scripts.append((container, script, tuple(arguments), data))
+        return self.script_result(container)
 
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
         self._reach()

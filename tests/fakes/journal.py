@@ -110,6 +110,11 @@ class Journal:
             self._troubles.clear()
             self._gates.clear()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has died."""
+        return self._dead
+
     def count(self, name: str) -> int:
         return self.calls.count(name)
 

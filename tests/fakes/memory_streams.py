@@ -24,6 +24,8 @@ class FakeMemoryStreams:
         self.blocked: tuple[str, ...] = ()
         # Whether QEMU cannot use what it reads.
         self.refuses_memory = False
+        # VMs whose devices alone move.
+        self._devices_alone: set[uuid.UUID] = set()
         self._out: dict[uuid.UUID, int] = {}
         self._states: dict[uuid.UUID, StreamState] = {}
         self._reading: dict[uuid.UUID, threading.Thread] = {}
@@ -36,6 +38,13 @@ class FakeMemoryStreams:
         self._power(domain)
         return self.blocked
 
+    def leave_memory_out(self, domain: uuid.UUID, container: ContainerId, *, left_out: bool) -> None:
+        self._power(domain)
+        (self._devices_alone.add if left_out else self._devices_alone.discard)(domain)
+
+    def _content(self, domain: uuid.UUID) -> bytes:
+        return b"devices" if domain in self._devices_alone else domain.bytes
+
     def send(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
         if self._power(domain) is Power.RUNNING:
             self._vms.pause(domain, container)
@@ -47,7 +56,7 @@ class FakeMemoryStreams:
             raise WrongState(f"VM {domain} is off")
         pipe = self._out.pop(domain)
         try:
-            os.write(pipe, domain.bytes)
+            os.write(pipe, self._content(domain))
         finally:
             os.close(pipe)
         self._states[domain] = StreamState(done=True, sent=len(domain.bytes))
@@ -62,7 +71,7 @@ class FakeMemoryStreams:
     def _read(self, domain: uuid.UUID, pipe: int) -> None:
         with open(pipe, "rb") as source:
             found = source.read()
-        if found == domain.bytes and not self.refuses_memory:
+        if found == self._content(domain) and not self.refuses_memory:
             self._vms.awaiting.discard(domain)
             self._states[domain] = StreamState(done=True)
         else:

@@ -42,6 +42,7 @@ from fakes.resizing import FakeResizing
 from fakes.screenshots import FakeScreenshots
 from fakes.shares import FakeVmShares
 from fakes.streaming import FakeStreaming
+from fakes.template_vms import FakeTemplateVms, TemplateFilesBesideFakes
 from fakes.vms import FakeVms
 from fakes.volume_disks import FakeVolumeDisks
 
@@ -144,6 +145,7 @@ class Outside:
         self.vms.variables = self.disks.variables
         self.vms.cgroups = self.cgroups
         self.memory_streams = FakeMemoryStreams(self.vms)
+        self.template_vms = FakeTemplateVms(self.vms)
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
@@ -234,6 +236,7 @@ class World:
 
     def _vm(self) -> VmParts:
         out, journal = self.outside, self.journal
+        out.template_vms.containers = self.settings.layout().containers
         return VmParts(
             hypervisor=watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble")),
             inventory=watched("vms", out.vms, journal),
@@ -246,6 +249,7 @@ class World:
             cgroups=watched("cgroups", out.cgroups, journal),
             screenshots=out.screenshots,
             node_hardware=NodeHardware(lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes),
+            templates=watched("template_vms", out.template_vms, journal, ("qemu", "definition")),
         )
 
     def _files(self) -> FileParts:
@@ -263,6 +267,12 @@ class World:
             vms=self._saved_vms(),
             archives=watched("archives", out.archives, journal),
             containers_room=FakeContainersRoom(out.disks),
+            templates=watched(
+                "template_files",
+                TemplateFilesBesideFakes(self.settings.layout(), str(self.directory)),
+                journal,
+                ("has_own_disk_aside",),
+            ),
         )
 
     def _saved_vms(self) -> SavedVms:

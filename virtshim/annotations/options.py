@@ -54,6 +54,8 @@ class VmOptions:
     state_volume: str = ""
     # The node that the VM is to come from, "" for none.
     restore_from: str = ""
+    # Whether the guest may come from a template that has booted already.
+    warm_start: bool = False
     # Whether a root disk on a volume is replaced if the image is another one.
     replace_root_disk: bool = False
 

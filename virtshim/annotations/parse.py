@@ -47,6 +47,7 @@ VNC_ANNOTATION: Final = "virtshim.io/vnc"
 FORWARD_ANNOTATION: Final = "virtshim.io/forward"
 # The VM that outlives the pod, and what a stop does with its memory.
 VM_ANNOTATION: Final = "virtshim.io/vm"
+WARM_START_ANNOTATION: Final = "virtshim.io/warm-start"
 ON_STOP_ANNOTATION: Final = "virtshim.io/on-stop"
 _ROOT_DISK: Final = "virtshim.io/root-disk"
 
@@ -305,6 +306,10 @@ def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[
         )
 
 
+def _warm_start(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, warm_start=flag(text))
+
+
 def _on_image_change(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "refuse", "replace"):
         raise InvalidRequest(
@@ -394,6 +399,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     ON_STOP_ANNOTATION: _on_stop,
     STATE_VOLUME_ANNOTATION: _state_volume,
     RESTORE_FROM_ANNOTATION: _restore_from,
+    WARM_START_ANNOTATION: _warm_start,
     ON_CHANGE: _on_image_change,
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,

@@ -67,6 +67,8 @@ from virtshim.streaming.server import StreamingServer
 from virtshim.system import machine
 from virtshim.system.clock import Clock, SystemClock
 from virtshim.system.live import Live
+from virtshim.templates.files import TemplateFileStore
+from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.vm import qemu_process
 from virtshim.vm.connection import Connection
 from virtshim.vm.control import LibvirtControl, LibvirtPorts, LibvirtUnplugging
@@ -91,6 +93,7 @@ from virtshim.vm.ports import (
 from virtshim.vm.qemu_process import pid_directory
 from virtshim.vm.resize import LibvirtResizing
 from virtshim.vm.statistics import BulkStats, LibvirtReadings, VmStatistics
+from virtshim.vm.template_vms import LibvirtTemplateVms
 from virtshim.volumes.disks_on_node import VolumeDisksOnNode
 from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
 from virtshim.volumes.ports import KubeletVolumes, VmShares, VolumeDiskFiles
@@ -115,6 +118,7 @@ class VmParts:
     cgroups: VmCgroups
     screenshots: Screenshots
     node_hardware: NodeHardware
+    templates: TemplateVms
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class FileParts:
     copies: RecordCopies
     archives: CheckpointFiles
     containers_room: ContainersRoom
+    templates: TemplateFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +291,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
             cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
             screenshots=VncScreenshots(screens),
             node_hardware=NodeHardware(lambda: hypervisor.machine_type, first_uefi, machine.numa_nodes),
+            templates=LibvirtTemplateVms(hypervisor, layout, settings.libvirt.emulator),
         ),
         guest=GuestParts(
             agents=guests,
@@ -336,6 +342,7 @@ def _files(settings: Settings, images: ImageFileStore) -> FileParts:
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
         containers_room=container_files.ContainersRoom(layout),
+        templates=TemplateFileStore(layout),
     )
 
 

@@ -20,6 +20,8 @@ from virtshim.app.parts import (
     starts,
     state_volumes,
     usage,
+    vm_uids,
+    warm_starts,
 )
 from virtshim.app.reload import LiveSettings
 from virtshim.config.settings import Settings
@@ -65,6 +67,7 @@ from virtshim.system import machine
 from virtshim.system.clock import Stamps
 from virtshim.system.locks import Inflight, PodLocks
 from virtshim.system.threads import lasting
+from virtshim.templates.warm_start import WarmStarts
 from virtshim.vm.node_profile import systemd_cgroups
 from virtshim.volumes.copy_watch import CopyWatch
 from virtshim.volumes.pod_volumes import PodVolumes
@@ -94,6 +97,7 @@ class App:
     starts: Starts
     receiving: ReceiveVm
     sending: SendVm
+    warm: WarmStarts
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -130,9 +134,17 @@ class App:
         else:
             self.recovery.recover.run(rebooted=before != boot)
         records.set_node_fact("boot", boot)
+        self.warm.templates.remove_leftovers()
 
     def close(self) -> None:
-        for part in (self.receiving, self.devices.releases, self.guest_set_up, self.entrypoints, self.freezer):
+        for part in (
+            self.receiving,
+            self.devices.releases,
+            self.guest_set_up,
+            self.entrypoints,
+            self.freezer,
+            self.warm.templates,
+        ):
             part.close()
 
     @contextlib.contextmanager
@@ -167,6 +179,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
     states = _states(settings, live, a, exits, freezer)
     receiving = states.receiving
+    uids = vm_uids(settings, a)
+    warm = warm_starts(settings, live, a, exits, uids)
     stop_container = _stop_container(a, exits, freezer, states)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
@@ -180,8 +194,10 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups, receiving=receiving),
         stop_sandbox=stop_sandbox,
         remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
-        create_container=create_container(settings, live, a, images, stamps, exits, starting.ups, receiving=receiving),
-        start_container=_start_container(live, exits, guest, starting, receiving),
+        create_container=create_container(
+            settings, live, a, images, stamps, exits, starting.ups, receiving=receiving, uids=uids
+        ),
+        start_container=_start_container(live, exits, guest, starting, receiving, warm),
         stop_container=stop_container,
         checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
@@ -193,7 +209,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_container_resources=_update_resources(live, a, exits),
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
-    repairs = _repairs(a, exits, guest, services, states)
+    repairs = _repairs(a, exits, guest, services, states, warm)
     return App(
         adapters=a,
         services=services,
@@ -213,6 +229,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         starts=starting,
         receiving=receiving,
         sending=_sending(settings, a, states, stop_container),
+        warm=warm,
     )
 
 
@@ -255,7 +272,12 @@ def _container_parts(settings: Settings, a: Adapters, locks: PodLocks) -> Contai
 
 
 def _start_container(
-    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts, receiving: ReceiveVm
+    live: LiveSettings,
+    exits: ExitRecorder,
+    guest: GuestFollowers,
+    starting: Starts,
+    receiving: ReceiveVm,
+    warm: WarmStarts,
 ) -> StartContainer:
     return StartContainer(
         records=exits.records,
@@ -267,6 +289,7 @@ def _start_container(
         sizes=live.sizes,
         starts=starting,
         receiving=receiving,
+        warm=warm,
     )
 
 
@@ -443,7 +466,14 @@ def _update_resources(live: LiveSettings, a: Adapters, exits: ExitRecorder) -> U
     )
 
 
-def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: Services, states: VmStates) -> Repairs:
+def _repairs(
+    a: Adapters,
+    exits: ExitRecorder,
+    guest: GuestFollowers,
+    services: Services,
+    states: VmStates,
+    warm: WarmStarts,
+) -> Repairs:
     return Repairs(
         records=a.records,
         clock=a.clock,
@@ -457,6 +487,7 @@ def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: 
         checkpoints=services.checkpoint_container,
         states=states,
         update_container_resources=services.update_container_resources,
+        warm=warm,
     )
 
 

@@ -53,6 +53,8 @@ from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
 from virtshim.system.locks import Inflight
 from virtshim.system.pod_places import PodPlaces
+from virtshim.templates.keeping import Templates
+from virtshim.templates.warm_start import WarmStarts
 from virtshim.volumes.image_volumes import ImageVolumes
 from virtshim.volumes.volume_disks import VolumeDisks
 
@@ -69,6 +71,7 @@ def create_container(
     start_ups: StartUps,
     *,
     receiving: ReceiveVm,
+    uids: VmUids,
 ) -> CreateContainer:
     """With all that it does, in order."""
     locks, devices, volumes = exits.locks, exits.parts.devices, exits.parts.volumes
@@ -108,9 +111,7 @@ def create_container(
             claims=devices.claims,
             borrowed=devices.borrowed,
             stamps=stamps,
-            uids=VmUids(
-                a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
-            ),
+            uids=uids,
             vms=a.files.vms,
             state_volumes=state_volumes(settings, live, a),
             receiving=receiving,
@@ -119,6 +120,48 @@ def create_container(
         ),
         steps=steps,
         start_ups=start_ups,
+    )
+
+
+def vm_uids(settings: Settings, a: Adapters) -> VmUids:
+    own = settings.libvirt
+    return VmUids(a.records, own.first_vm_uid, own.vm_uids, partial(_uids_in_use, settings))
+
+
+def warm_starts(
+    settings: Settings,
+    live: LiveSettings,
+    a: Adapters,
+    exits: ExitRecorder,
+    uids: VmUids,
+) -> WarmStarts:
+    templates = Templates(
+        vms=a.vm.templates,
+        files=a.files.templates,
+        hypervisor=a.vm.hypervisor,
+        pausing=a.vm.pausing,
+        streams=a.vm.streams,
+        guests=a.guest.operations,
+        agents=a.guest.agents,
+        clock=a.clock,
+        locks=exits.locks,
+        layout=settings.layout(),
+        uid=uids.free,
+        most=live.template_bytes,
+        agent_timeout=live.agent_timeout,
+    )
+    return WarmStarts(
+        templates=templates,
+        vms=a.vm.templates,
+        files=a.files.templates,
+        hypervisor=a.vm.hypervisor,
+        pausing=a.vm.pausing,
+        streams=a.vm.streams,
+        guests=a.guest.operations,
+        agents=a.guest.agents,
+        records=a.records,
+        logs=exits.parts.logs,
+        clock=a.clock,
     )
 
 
@@ -144,7 +187,7 @@ def _admission(
 
 def _uids_in_use(settings: Settings) -> frozenset[int]:
     layout = settings.layout()
-    return machine.uids_in_use(layout.containers, layout.pod_disks, layout.vms)
+    return machine.uids_in_use(layout.containers, layout.pod_disks, layout.vms, layout.templates)
 
 
 # Composition of what operators look at and do by hand: the admin socket, and what pods' starts are told by.

@@ -45,6 +45,7 @@ class LiveSettings:
     pinned_images: Live[Sequence[str]]
     image_watermarks: Live[Watermarks]
     saved: Live[SavedLimits]
+    template_bytes: Live[int]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
     """Of parts that hold settings of their own."""
 
@@ -63,6 +64,7 @@ class LiveSettings:
             Live(settings.images.pinned),
             Live(_watermarks(settings)),
             Live(_saved(settings)),
+            Live(int(settings.templates.max_bytes)),
         )
 
     def use(self, settings: Settings) -> None:
@@ -78,6 +80,7 @@ class LiveSettings:
         self.pinned_images.now = settings.images.pinned
         self.image_watermarks.now = _watermarks(settings)
         self.saved.now = _saved(settings)
+        self.template_bytes.now = int(settings.templates.max_bytes)
         for use in self.others:
             use(settings)
 

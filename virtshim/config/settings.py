@@ -20,7 +20,7 @@ from virtshim.config.images import Images
 from virtshim.config.node import Cri, Kubernetes, Log, Metrics, Paths, Peers, Shares, Streaming, Tapmanager, Tracing
 from virtshim.config.proxy import Proxy
 from virtshim.config.texts import Section
-from virtshim.config.vms import Libvirt, Saved, Vm, Volumes
+from virtshim.config.vms import Libvirt, Saved, Templates, Vm, Volumes
 from virtshim.model.layout import Layout
 from virtshim.model.sizing import NodeLimits
 
@@ -106,6 +106,7 @@ class Settings(Section):
     vm: Vm = Vm()
     volumes: Volumes = Volumes()
     saved: Saved = Saved()
+    templates: Templates = Templates()
     peers: Peers = Peers()
     devices: Devices = Devices()
     device_plugin: DevicePluginSettings = DevicePluginSettings()

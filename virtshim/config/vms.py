@@ -240,6 +240,17 @@ class Volumes(Section):
     )
 
 
+class Templates(Section):
+    """[templates]: guests that have booted, from which pods with virtshim.io/warm-start start."""
+
+    max_bytes: ByteSize = setting(
+        ByteSize(0),
+        "most bytes of memory and disk that all templates of the node may take; 0: pods with virtshim.io/warm-start boot",
+        reload=True,
+        why="each template takes memory of the node, about as much as its guest has, and pods of several tenants share its pages",
+    )
+
+
 class Saved(Section):
     """[saved]: memory of VMs that outlive their pods (virtshim.io/on-stop: save)."""
 

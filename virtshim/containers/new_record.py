@@ -201,6 +201,7 @@ class ContainerRecords:
             save_on_stop=options.save_on_stop,
             state_volume=admitted.state_volume,
             restore_from=options.restore_from,
+            warm_start=options.warm_start,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

@@ -25,6 +25,7 @@ from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
 from virtshim.system.rollback import Rollback
+from virtshim.templates.warm_start import WarmStarts
 from virtshim.volumes.volume_disks import anothers
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ class StartContainer:
     sizes: Live[NodeLimits]
     starts: Starts
     receiving: ReceiveVm
+    warm: WarmStarts
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -61,11 +63,11 @@ class StartContainer:
                 with self._step(observed.Step.VOLUMES, container):
                     self.parts.volumes.start(container, sandbox)
                 with self._step(observed.Step.LIBVIRT, container):
-                    container = self.receiving.start(container, sandbox)
+                    container = self._start(container, sandbox)
                 self.records.containers.replace(container)
                 may_have_run = True
                 container = self.receiving.go_on(container)
-                if container.status.known_as is None and not container.status.arriving:
+                if not (container.status.known_as or container.status.arriving or container.status.warm_started):
                     self.starts.boots.began(container)
                 self.guest.follow(container)
             except Exception as exc:  # any error: no VM may stay on while its record says that it never started
@@ -77,6 +79,11 @@ class StartContainer:
             self.exits.record_if_ended(container.id)
         except ShimError as exc:  # the start itself succeeded
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
+
+    def _start(self, container: Container, sandbox: Sandbox) -> Container:
+        if not container.spec.warm_start:
+            return self.receiving.start(container, sandbox)
+        return self.warm.start(container, sandbox, lambda found: self.receiving.start(found, sandbox))
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
         return self.starts.ups.step(which, container.sandbox_id, container.id)

@@ -116,6 +116,11 @@ class UpdateContainerResources:
                 "resources.limits.memory: the memory of a virtual machine with host devices cannot change while it runs, "
                 "because the devices access it directly; restart the pod with another limit"
             )
+        if container.status.warm_started and size.memory_bytes < container.status.size.memory_bytes:
+            raise WrongState(
+                "resources.limits.memory: the memory of a guest that came from a template (virtshim.io/warm-start) cannot shrink "
+                "while it runs, because QEMU cannot give a part of the template back; restart the pod with another limit"
+            )
         return _Change(
             container=container,
             domain=container.domain_uuid,

@@ -252,6 +252,11 @@ class AgentOperations:
         except AgentRefused:
             channel.ask("guest-set-time", None, deadline)
 
+    def run_script(
+        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+    ) -> tuple[int, str]:
+        return self._vm(container).run_script_with(script, arguments, data, CancellableDeadline.after(timeout))
+
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
         request = {"username": user, "keys": list(keys), "reset": False}
         channel = self._vm(container).channel

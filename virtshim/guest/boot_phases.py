@@ -183,8 +183,8 @@ class BootProgress:
         """True if only firmware or a boot loader has run: it started recently, its console shows no kernel, and it has
         written to none of its disks. Such a guest ignores its power button and has nothing to lose. False in doubt, and
         for a VM with host devices, whose state is not visible here."""
-        is_restored = container.status.known_as is not None
-        if is_restored or container.status.command_begun or container.granted.passthrough:
+        has_booted = container.status.known_as is not None or container.status.warm_started
+        if has_booted or container.status.command_begun or container.granted.passthrough:
             return False
         age = self.clock.now_ns() - container.status.started_at
         if abs(age) > _BOOTING or self.console.shows_kernel(container.id):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 import socket
@@ -21,6 +22,7 @@ from virtshim.guest.command_output import CommandOutput
 from virtshim.guest.exec_ports import ExecPort, ExecPorts
 from virtshim.guest.wait import USUAL, CancellableDeadline, ExecLimits, Turns
 from virtshim.model.errors import InternalError, InvalidRequest, ShimError
+from virtshim.model.text import printable_text
 from virtshim.streaming.ports import OutStream
 
 log = structlog.get_logger(__name__)
@@ -37,6 +39,8 @@ _GONE_SECONDS = 3.0
 _SETTLE_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _NO_PORT = 81
+# Characters of a script's errors.
+_MOST_SAID = 500
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SCRIPTS_WORDS: Final = frozenset(re.findall(r"\b[a-z_]+\b", exec_scripts.RUN + entrypoint_scripts.START))
 
@@ -179,7 +183,21 @@ class GuestVm:
 
     def run_script(self, script: str, arguments: Sequence[str], deadline: CancellableDeadline) -> int:
         """Exit code of a short script without output; -1 if a signal ended it."""
-        request = {"path": _SHELL, "arg": ["-c", script, "virtshim", *arguments]}
+        return self._script(script, arguments, {}, deadline)[0]
+
+    def run_script_with(
+        self, script: str, arguments: Sequence[str], data: bytes, deadline: CancellableDeadline
+    ) -> tuple[int, str]:
+        """As `run_script`, for a script that reads `data`. Also returns what it said about errors, at most a few hundred
+        characters. Needs no ports, so the VM's hardware stays as it is."""
+        more = {"capture-output": True, "input-data": base64.b64encode(data).decode()}
+        code, status = self._script(script, arguments, more, deadline)
+        return code, printable_text(_decoded(status.get("err-data"))[:_MOST_SAID])
+
+    def _script(
+        self, script: str, arguments: Sequence[str], more: Mapping[str, object], deadline: CancellableDeadline
+    ) -> tuple[int, Mapping[str, Any]]:
+        request = {"path": _SHELL, "arg": ["-c", script, "virtshim", *arguments], **more}
         pid = whole_number(
             mapping(self.channel.ask("guest-exec", request, deadline), "process").get("pid"), "process id"
         )
@@ -187,7 +205,7 @@ class GuestVm:
             status = mapping(self.channel.ask("guest-exec-status", {"pid": pid}, deadline), "exec status")
             if status.get("exited") is True:
                 code = status.get("exitcode")
-                return code if isinstance(code, int) else -1
+                return (code if isinstance(code, int) else -1), status
             deadline.cancelled.wait(min(_POLL, deadline.slice("a script in the guest")))
 
     def run_noop(self) -> None:
@@ -277,6 +295,14 @@ class GuestVm:
     def _free(self, running: RunningCommand) -> None:
         running.close()
         self._ports.release(running.ports)
+
+
+def _decoded(text: object) -> str:
+    """ "" for anything but base64."""
+    try:
+        return base64.b64decode(text if isinstance(text, str) else "").decode(errors="replace").strip()
+    except ValueError:
+        return ""
 
 
 def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:

@@ -99,6 +99,12 @@ class GuestOperations(Protocol):
     def set_clock(self, container: ContainerId, timeout: float) -> None:
         """Sets the guest's clock to the host's time."""
 
+    def run_script(
+        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+    ) -> tuple[int, str]:
+        """Runs a short shell script as the agent's user, which reads `data` and writes nothing but errors. Returns its exit code
+        (-1 if a signal ended it) and the errors. Uses no port for commands."""
+
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
         """Lets these keys log in as that user of the guest; existing keys stay. NotFound: the guest has no such user,
         or the agent reports another fault with the user's files."""

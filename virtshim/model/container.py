@@ -213,6 +213,8 @@ class ContainerSpec:
     state_volume: str = ""
     # The node that its VM is to come from, "" for none.
     restore_from: str = ""
+    # Whether its guest may come from a template that has booted already.
+    warm_start: bool = False
     # The image of the container; None in records of versions that only stored the image's disk.
     image_id: ImageId | None = None
 
@@ -266,6 +268,8 @@ class ContainerStatus:
     arriving: bool = False
     # The node that its VM has moved to, "" for none. The VM is off here, and the container runs until it is stopped.
     moved_to: str = ""
+    # Whether its guest came from a template, so its memory is partly a file that it shares.
+    warm_started: bool = False
     # What is wrong while it runs, each kind once. Each was reported in its log before it was recorded here.
     troubles: tuple[Trouble, ...] = ()
 
@@ -393,6 +397,10 @@ class Container:
     def running(self, started_at: int) -> Container:
         """Keeps times in order even if the wall clock was set back."""
         return self._to(ContainerPhase.RUNNING, started_at=max(started_at, self.created_at))
+
+    def with_warm_start(self, *, begun: bool) -> Container:
+        """Its guest comes from a template, or does not after all."""
+        return self._with(warm_started=begun)
 
     def exited(self, how: Exit) -> Container:
         """Keeps the claims until the devices are ready for others."""

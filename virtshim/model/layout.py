@@ -12,6 +12,7 @@ state_dir/                       survives a reboot, root only
                                  <disk>.kernel-<path>
   vms/<vm>/                      vm.json  root.qcow2 and what is beside it, as in pods/: a VM that outlives its pods
                                  memory.save: its guest's memory, saved at a stop
+  templates/<id>/                root.qcow2  console.log, while a template boots (virtshim.templates)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   admin.sock                     operators' socket, root's alone
@@ -19,6 +20,7 @@ run_dir/                         gone after a reboot
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
   shares/<short id>/             fs.sock, if the pod has volumes: the share program's
+  memory/<short id>.sock         while a VM starts from a template
 """
 
 from __future__ import annotations
@@ -83,6 +85,17 @@ class Layout:
     @property
     def vms(self) -> str:
         return f"{self.state_dir}/{VMS}"
+
+    @property
+    def templates(self) -> str:
+        return f"{self.state_dir}/templates"
+
+    def template_dir(self, template: ContainerId) -> str:
+        return f"{self.templates}/{template}"
+
+    def memory_socket(self, container: ContainerId) -> str:
+        """Where vmwrapper gets the memory of a guest that has a template."""
+        return f"{self.run_dir}/memory/{container.short}.sock"
 
     def seed_iso(self, container: ContainerId) -> str:
         return f"{self.container_dir(container)}/seed.iso"

@@ -28,6 +28,7 @@ from virtshim.recovery.plan import Plan
 from virtshim.store.ports import KnownNetworks, StateRecords
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
+from virtshim.templates.warm_start import WarmStarts
 from virtshim.volumes.ports import VmShares
 
 log = structlog.get_logger(__name__)
@@ -86,6 +87,7 @@ class Repairs:
     checkpoints: CheckpointContainer
     states: VmStates
     update_container_resources: UpdateContainerResources
+    warm: WarmStarts
 
     def steps(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
         """The repairs in the order in which they must run."""
@@ -146,8 +148,9 @@ class Repairs:
 
     def _adopt(self, container: Container) -> None:
         """Handles a kill between libvirt's start and the record."""
-        running = self.states.restoring.taken(container)
-        if running is None:  # the VM is paused and has not taken the saved state; the next attempt takes it
+        running = None if self.warm.is_half_made(container) else self.states.restoring.taken(container)
+        # It is paused and has not taken the saved state, which the next attempt takes; or its guest is not yet one of its own.
+        if running is None:
             self.parts.hypervisor.destroy(container.domain_uuid, container.id)
             return
         self.parts.logs.open(container)

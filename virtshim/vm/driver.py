@@ -28,7 +28,7 @@ from virtshim.model.errors import (
     WrongState,
 )
 from virtshim.model.ids import ContainerId
-from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
+from virtshim.model.vm import Disk, OwnedDomain, PowerState, VmSpec
 from virtshim.vm import cpu_query, domain_xml, ownership
 from virtshim.vm.bounded import BoundedCalls, EarlyCalls
 from virtshim.vm.connection import Connection
@@ -53,11 +53,13 @@ from virtshim.vm.firmware import (
     tpm_socket_directory,
     tpm_state_directory,
 )
+from virtshim.vm.memory_offer import memory_offered
 from virtshim.vm.power import ABSENT, power_of
 from virtshim.vm.qemu_output import QemuOutput
 from virtshim.vm.qemu_process import log_directory, pid_directory, remove_logs, state_directory
 from virtshim.vm.restored_xml import arriving_xml, restored_xml
 from virtshim.vm.statistics import AgentArrivals, BusyVms
+from virtshim.vm.warm_xml import on_memory_xml
 from virtshim.vm.xml_text import parsed
 
 log = structlog.get_logger(__name__)
@@ -155,6 +157,36 @@ class LibvirtHypervisor:
         def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
             own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
             conn.createXML(arriving_xml(theirs, own, moved), libvirt.VIR_DOMAIN_START_PAUSED)
+
+        self._run(domain, container, launch)
+
+    def own_definition(self, domain: uuid.UUID, container: ContainerId) -> str:
+        """What it is started with, with all secrets. Errors as of `Hypervisor`."""
+        with self._connection.using(f"read the definition of VM {domain}") as conn:
+            found = self._find(conn, domain, container)
+            return str(found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
+
+    def define_template(self, definition: str, disk_file: Disk) -> None:
+        """Errors as of `Hypervisor`. Only its disk is a file of its own."""
+        with self._connection.using("define a template") as conn:
+            qemu = self._connection.qemu_ids()
+            if qemu is not None:
+                give_to_qemu((disk_file,), qemu.for_vm(vm_uid_in(definition)))
+            conn.defineXML(definition)
+
+    def start_on_memory(
+        self, domain: uuid.UUID, container: ContainerId, memory: int, socket: str, *, shared: bool
+    ) -> None:
+        """Starts a VM whose memory is the file behind the descriptor `memory`. `shared`: the guest boots, and writes into the
+        file. Otherwise what it writes is its own, and the VM waits for the state of its devices (`MemoryStreams.receive`).
+        `socket`: the path of a socket that exists meanwhile. Errors as of `Hypervisor`."""
+
+        def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
+            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            qemu = self._connection.qemu_ids()
+            with memory_offered(socket, memory, qemu and qemu.for_vm(vm_uid_in(own)), shared=shared):
+                definition = on_memory_xml(own, socket, waits=not shared)
+                conn.createXML(definition, 0 if shared else libvirt.VIR_DOMAIN_START_PAUSED)
 
         self._run(domain, container, launch)
 

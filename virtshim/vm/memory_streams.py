@@ -56,6 +56,10 @@ class LibvirtMemoryStreams:
         self._ask(domain, container, "migrate-set-parameters", limits)
         self._with_pipe(domain, container, pipe, "migrate")
 
+    def leave_memory_out(self, domain: uuid.UUID, container: ContainerId, *, left_out: bool) -> None:
+        shared = {"capability": "x-ignore-shared", "state": left_out}
+        self._ask(domain, container, "migrate-set-capabilities", {"capabilities": [shared]})
+
     def go_on(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._ask(domain, container, "migrate-continue", {"state": _STOPPED})
 

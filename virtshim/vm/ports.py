@@ -192,6 +192,9 @@ class MemoryStreams(Protocol):
         little is left. Then it is stopped, and QEMU waits for `go_on`. After a failure QEMU resumes a guest that it has
         stopped."""
 
+    def leave_memory_out(self, domain: uuid.UUID, container: ContainerId, *, left_out: bool) -> None:
+        """Whether a later `send` or `receive` is of devices alone: memory that is a file stays where it is."""
+
     def go_on(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Writes the rest of a `send` that has stopped the guest."""
 

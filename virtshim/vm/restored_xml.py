@@ -166,12 +166,13 @@ def _parsed(text: str) -> Element:
 def _move(root: Element, moved: Mapping[str, str]) -> None:
     for element in root.iter():
         for name, value in element.attrib.items():
-            element.set(name, _moved(value, moved))
+            element.set(name, moved_to(value, moved))
         if element.text and not len(element):
-            element.text = _moved(element.text, moved)
+            element.text = moved_to(element.text, moved)
 
 
-def _moved(value: str, moved: Mapping[str, str]) -> str:
+def moved_to(value: str, moved: Mapping[str, str]) -> str:
+    """The path below the directory that a directory has moved to."""
     for before, now in moved.items():
         if value == before or value.startswith(f"{before}/"):
             return now + value[len(before) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
@@ -158,3 +159,23 @@ def test_a_nic_of_another_model_has_no_virtio_options(model: str) -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(PlanError, match="NIC model 'ne2k'"):
         argv_plan.nic_arguments(Q35, [NIC], [5], (), "ne2k")
+
+
+RAM = '{"qom-type":"memory-backend-ram","id":"pc.ram","size":134217728}'
+
+
+def test_offered_memory_takes_the_place_of_the_guests_own() -> None:
+    argv = [*Q35, "-object", '{"qom-type":"secret","id":"key"}', "-object", RAM, "-m", "128"]
+    changed = argv_plan.memory_arguments(argv, 7, shared=False)
+    assert changed[:-3] == argv[:-3]
+    assert changed[-2:] == argv[-2:]
+    assert json.loads(changed[-3]) == {
+        "qom-type": "memory-backend-file", "id": "pc.ram", "size": 134217728, "mem-path": "/proc/self/fd/7", "share": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backends", [[], [RAM, RAM], [RAM.replace("backend-ram", "backend-memfd")]])
+def test_memory_that_is_not_one_plain_part_is_not_replaced(backends: list[str]) -> None:
+    argv = [*Q35, *(word for backend in backends for word in ("-object", backend))]
+    with pytest.raises(PlanError, match="not one plain part"):
+        argv_plan.memory_arguments(argv, 7, shared=True)

@@ -40,6 +40,15 @@ def test_a_file_that_the_command_line_names_may_be_read_and_written(option: str,
     assert rights(disk, "-blockdev", option.format(path=disk)) == landlock.WRITE
 
 
+def test_a_file_without_a_name_gets_no_rule() -> None:
+    memory = os.memfd_create("memory")
+    try:
+        option = f'{{"qom-type":"memory-backend-file","mem-path":"/proc/self/fd/{memory}"}}'
+        assert not rights(f"/proc/self/fd/{memory}", "-object", option)
+    finally:
+        os.close(memory)
+
+
 def test_a_comma_in_a_path_is_doubled(tmp_path: Path) -> None:
     disk = tmp_path / "a,b"
     disk.touch()

@@ -48,6 +48,7 @@ KEPT: Final = frozenset(
         "unified", "unmounted", "user", "user_image", "uuid", "value", "vcpus", "version_num", "virtual_size",
         "volumes", "working_dir", "written",
         "vm", "save_on_stop", "state_volume", "saving", "renewing", "known_as", "arriving", "moved_to", "restore_from",
+        "warm_start", "warm_started",
     )
 )  # fmt: skip
 # Fields that are removed, because people may write secrets into them.

@@ -1,0 +1,199 @@
+"""Pods whose guests come from a template that has booted already (virtshim.io/warm-start)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from guest import BOOT, READY, answers, ping
+from node import Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.outlive]
+
+MEMORY = 128 << 20
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGxvY2FsaG9zdGxvY2FsaG9zdGxvY2FsaG9zdDEy tester"
+WARM = {
+    "virtshim.io/warm-start": "true",
+    "VirtletSSHKeys": KEY,
+    "VirtletCloudInitUserData": "write_files:\n- path: /tmp/hello\n  content: |\n    from user-data\n",
+}
+# The first that a command of the pod does: random numbers, names, and the NIC.
+TELL = (
+    "head -c 32 /dev/urandom | xxd -p -c 64; cat /proc/sys/kernel/random/uuid /etc/machine-id /sys/class/net/eth0/address; "
+    "hostname; echo told; sleep 1000"
+)
+
+
+class Pods:
+    def __init__(self, cri: PodClient, node: Node, image: str) -> None:
+        self.cri, self.node, self.image = cri, node, cri.pull(image)
+
+    def create(self, name: str, command: tuple[str, ...] = ()) -> tuple[str, str]:
+        config = pod_config(name, f"{self.node.directory}/logs/{name}", annotations=WARM)
+        pod = self.cri.run_pod(config)
+        wanted = container_config(self.image, MEMORY)
+        wanted.command.extend(command)
+        return pod, self.cri.create(pod, wanted, config)
+
+    def log(self, container: str) -> str:
+        return self.cri.status(container).log_path
+
+    def told(self, container: str) -> list[str]:
+        wait_for_log(self.log(container), "told", BOOT)
+        lines = log_lines(self.log(container))
+        return lines[: lines.index("told")]
+
+    def says(self, container: str, script: str) -> str:
+        done = self.cri.exec_sync(container, "sh", "-c", script)
+        assert done.exit_code == 0, done
+        return done.stdout.decode().strip()
+
+    def came_from_template(self, container: str) -> bool:
+        return not any("the guest boots" in line for line in log_lines(self.log(container)))
+
+    def make_template(self) -> None:
+        """Such pods boot until the node has a template."""
+        pod, container = self.create("first", ("/bin/sh", "-c", TELL))
+        made = self.node.log().count("template.made")
+        self.cri.start(container)
+        self.told(container)
+        if not self.came_from_template(container):
+            wait_until(lambda: self.node.log().count("template.made") > made, BOOT, "the template is made")
+        self.cri.remove_pod(pod)
+
+    def qemu(self, container: str) -> int:
+        (file,) = Path(self.node.directory, "libvirt/run/qemu").glob(f"virtshim-{container[:12]}*.pid")
+        return int(file.read_text())
+
+
+@pytest.fixture
+def pods(cri: PodClient, node: Node, image_url: str) -> Pods:
+    made = Pods(cri, node, f"{image_url}/guest.qcow2")
+    made.make_template()
+    return made
+
+
+def test_guests_of_one_template_that_start_together_share_no_secret_and_no_name(pods: Pods) -> None:
+    made = [pods.create(name, ("/bin/sh", "-c", TELL)) for name in ("one", "two")]
+    threads = [threading.Thread(target=pods.cri.start, args=(container,)) for _, container in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told = []
+    for (pod, container), name in zip(made, ("one", "two"), strict=True):
+        lines = pods.told(container)
+        assert pods.came_from_template(container), lines
+        assert lines[-1] == name
+        assert ping(pods.cri.pod_ip(pod))
+        wait_until(
+            lambda c=container: pods.says(c, "cat /tmp/hello || :") == "from user-data", 60, "user data ran again"
+        )
+        assert KEY in pods.says(container, "cat /root/.ssh/authorized_keys")
+        told.append([*lines, host_key(pods.cri.pod_ip(pod))])
+    for one, two in zip(*told, strict=True):
+        assert one != two
+    assert len(told[0]) >= 5
+
+
+def test_a_qemu_that_its_guest_has_taken_over_cannot_write_to_the_template(pods: Pods) -> None:
+    (_, one), (_, two) = (pods.create(name) for name in ("attacker", "victim"))
+    for container in (one, two):
+        pods.cri.start(container)
+        assert pods.came_from_template(container)
+    pid = pods.qemu(one)
+    (file,) = {
+        f"/proc/{pid}/fd/{name}"
+        for name in os.listdir(f"/proc/{pid}/fd")
+        if "virtshim-template" in os.readlink(f"/proc/{pid}/fd/{name}")
+    }
+    status = Path(f"/proc/{pid}/status").read_text()
+    user = int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+    assert user
+    # As QEMU's user through QEMU's own descriptor, and even as root.
+    done = subprocess.run(
+        ["setpriv", f"--reuid={user}", "--clear-groups", "sh", "-c", f"printf poison 1<>{file}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    memory = os.open(file, os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            os.pwrite(memory, b"poison", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory, 4096)
+        with pytest.raises(PermissionError):
+            mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(memory)
+    maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "virtshim-template" in line]
+    assert maps
+    assert all(line.split()[1] == "rw-p" for line in maps), maps
+    assert pods.says(two, "echo unharmed") == "unharmed"
+
+
+def test_a_guest_from_a_template_reboots_like_any_other(pods: Pods) -> None:
+    pod, container = pods.create("rebooting")
+    pods.cri.start(container)
+    assert pods.came_from_template(container)
+    log = pods.log(container)
+    wait_for_log(log, READY, BOOT)
+    pods.says(container, "(sleep 1; reboot -f) </dev/null >/dev/null 2>&1 &")
+    wait_until(lambda: sum(READY in line for line in log_lines(log)) == 2, BOOT, "the guest is up again")
+    assert ping(pods.cri.pod_ip(pod))
+    assert pods.says(container, "hostname") == "rebooting"
+
+
+def test_a_killed_virtshim_leaves_no_template_and_the_guests_run_on(pods: Pods) -> None:
+    node, cri = pods.node, pods.cri
+    pod, container = pods.create("staying")
+    cri.start(container)
+    assert pods.came_from_template(container)
+    boot = pods.says(container, "cat /proc/sys/kernel/random/boot_id")
+    killed = node.daemons()["virtshim"]
+    os.kill(killed, 9)
+    wait_until(lambda: node.daemons().get("virtshim", killed) != killed, 60, "virtshim is started again")
+    wait_until(lambda: "virtshim" in node.daemons(), 60, "it serves")
+
+    # Its templates are gone, so the next one boots; while its template boots, virtshim is killed once more.
+    with PodClient(node.socket) as again:
+        pods.cri = again
+        wait_until(lambda: answers(again), 60, "the CRI socket serves")
+        assert pods.says(container, "cat /proc/sys/kernel/random/boot_id") == boot
+        again.start(pods.create("next")[1])
+        wait_until(lambda: templates_of(node), 60, "a template boots")
+        killed = node.daemons()["virtshim"]
+        os.kill(killed, 9)
+        wait_until(lambda: node.daemons().get("virtshim", killed) != killed, 60, "virtshim is started again")
+        wait_until(lambda: not templates_of(node), 60, "the template's VM is gone")
+        wait_until(lambda: answers(again), 60, "the CRI socket serves")
+        wait_until(lambda: not os.listdir(f"{node.directory}/state/templates"), 60, "its files are gone")
+        assert again.pod_ip(pod)
+
+
+def host_key(address: str) -> str:
+    """Of the guest's SSH server."""
+    command = ["ssh-keyscan", "-T", "20", "-t", "ed25519", address]
+    key = ""
+
+    def is_there() -> bool:
+        nonlocal key
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        key = said.split()[-1] if said else ""
+        return bool(key)
+
+    wait_until(is_there, 60, "the SSH server answers")
+    return key
+
+
+def templates_of(node: Node) -> list[Path]:
+    """VMs of templates."""
+    return list(Path(node.directory, "libvirt/run/qemu").glob("virtshim-template-*.pid"))

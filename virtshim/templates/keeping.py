@@ -1,0 +1,336 @@
+"""Makes templates in the background, one at a time, and keeps them while this process lives.
+
+A template is a VM of the node, never of a pod: it boots the image without a seed, a network or volumes. When its guest agent
+answers, virtshim keeps its memory, the state of its devices and its disk, and ends the VM. All three are files without names, so
+nothing is left of them when virtshim ends. It then makes them again, because a file that outlives a process can be stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.guest.ports import GuestAgents, GuestOperations
+from virtshim.model.container import Container
+from virtshim.model.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.layout import Layout, directories_of
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
+from virtshim.system.threads import lasting
+from virtshim.templates.guest_identity import PROBE, RESEED, SEED_BYTES
+from virtshim.templates.ports import TemplateFiles, TemplateVms
+from virtshim.templates.values import Kept, Template, key_of, to_drop
+from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
+from virtshim.vm.warm_xml import TemplateNames, memory_bytes_in, template_xml, why_no_template
+
+log = structlog.get_logger(__name__)
+
+# Seconds for a guest that has booted to become quiet and give back the memory that it does not use.
+_QUIET: Final = 3.0
+# Seconds to write the state of the devices, and between two looks at it.
+_WRITTEN: Final = 60.0
+_LOOK: Final = 0.02
+# Seconds for the kernel to unmap the memory of a QEMU that has ended.
+_UNMAPPED: Final = 5.0
+# Seconds until another attempt, after one that failed for no reason of the guest's.
+_AGAIN: Final = 600.0
+# Seconds that an unused template is kept, and between two looks for such.
+_UNUSED: Final = 86400.0
+_REST: Final = 60.0
+# Seconds for the thread to end.
+_CLOSED: Final = 5.0
+# Guests that wait for a template. More start cold and ask again.
+_MOST_WANTED: Final = 16
+
+_NOBODY: Final = ContainerId("0" * 64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """`disk`: a descriptor of a root disk that no guest has used."""
+
+    key: str
+    definition: str
+    disk: int
+    container: ContainerId
+
+
+@dataclass(slots=True)
+class _Entry:
+    template: Template
+    used_at: float
+
+
+@dataclass(slots=True)
+class Templates:
+    """`most`: bytes that all templates may take; 0 allows none. `agent_timeout`: seconds until a template's agent must answer.
+    `uid`: yields a user id that no other VM has, taken while something runs as it."""
+
+    vms: TemplateVms
+    files: TemplateFiles
+    hypervisor: Hypervisor
+    pausing: VmPausing
+    streams: MemoryStreams
+    guests: GuestOperations
+    agents: GuestAgents
+    clock: Clock
+    locks: PodLocks
+    layout: Layout
+    uid: Callable[[], AbstractContextManager[int]]
+    most: Live[int]
+    agent_timeout: Live[float]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: dict[str, _Entry] = field(default_factory=dict)
+    # Why a guest has no template, and until when that holds; None: while this process lives.
+    _unfit: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    # None ends the thread.
+    _wanted: queue.SimpleQueue[_Wanted | None] = field(default_factory=queue.SimpleQueue)
+    _under_way: set[str] = field(default_factory=set)
+    _thread: threading.Thread | None = None
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _booting: tuple[uuid.UUID, ContainerId] | None = None
+
+    def key_for(self, container: Container, disk_bytes: int) -> tuple[str, str]:
+        """What a template of this container's machine is known by, and the machine's definition. Raises WrongState if there
+        cannot be one."""
+        definition = self.vms.definition(container.domain_uuid, container.id)
+        if why := why_no_template(definition):
+            raise WrongState(why)
+        names = self._names(container.id, _NOBODY, SandboxId("0" * 64), 0)
+        return key_of(definition, names, disk_bytes, self.vms.qemu()), definition
+
+    @contextlib.contextmanager
+    def of(self, key: str) -> Iterator[Template | None]:
+        """The template, whose descriptors stay open in the block; None if there is none."""
+        with contextlib.ExitStack() as closing:
+            with self._lock:
+                entry = self._kept.get(key)
+                if entry is None or not self.most.now:
+                    found = None
+                else:
+                    entry.used_at = self.clock.monotonic()
+                    found = _duplicate(entry.template, closing)
+            yield found
+
+    def want(self, key: str, definition: str, container: ContainerId, disk: int) -> str:
+        """Begins to make a template, unless that is under way or useless. Takes a duplicate of `disk`, which no guest has used.
+        Returns why there is none yet."""
+        with self._lock:
+            why, until = self._unfit.get(key, ("", None))
+            if why and (until is None or self.clock.monotonic() < until):
+                return why
+            if key in self._under_way:
+                return "its template is being made"
+            if self._closing.is_set() or len(self._under_way) >= _MOST_WANTED:
+                return "other templates are being made"
+            self._wanted.put(_Wanted(key, definition, os.dup(disk), container))
+            self._under_way.add(key)
+            if self._thread is None:
+                self._thread = lasting(self._run, "templates")
+        return "there is no template of it yet; one is being made"
+
+    def unfit(self, key: str, why: str, seconds: float | None = None) -> None:
+        """No guest comes from this template any more, and for these seconds none is made (None: while this process lives)."""
+        log.warning("template.unfit", template=key[:12], error=why)
+        with self._lock:
+            self._unfit[key] = (why, None if seconds is None else self.clock.monotonic() + seconds)
+            self._drop(key)
+
+    def kept(self) -> Sequence[Kept]:
+        with self._lock:
+            return [Kept(key, entry.template.bytes, entry.used_at) for key, entry in self._kept.items()]
+
+    def is_making(self) -> bool:
+        with self._lock:
+            return bool(self._under_way)
+
+    def remove_leftovers(self) -> None:
+        """What a killed virtshim was making; its VM is gone."""
+        try:
+            self.files.remove_leftovers()
+        except ShimError as exc:
+            log.warning("template.not_removed", error=str(exc))
+
+    def close(self) -> None:
+        self._closing.set()
+        if (booting := self._booting) is not None:
+            with contextlib.suppress(ShimError):
+                self.hypervisor.destroy(*booting)
+        self._wanted.put(None)
+        if self._thread is not None:
+            self._thread.join(_CLOSED)
+        with self._lock:
+            for key in list(self._kept):
+                self._drop(key)
+
+    # --- below: the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._drop_unused()
+            try:
+                wanted = self._wanted.get(timeout=_REST)
+            except queue.Empty:
+                continue
+            if wanted is None:
+                return
+            try:
+                self._make(wanted)
+            except ShimError as exc:
+                self.unfit(wanted.key, f"its template could not be made: {exc}", _AGAIN)
+            except Exception as exc:  # the edge of the thread: the next one must be made
+                log.exception("template.crashed", template=wanted.key[:12])
+                self.unfit(wanted.key, f"its template could not be made: {type(exc).__name__}", _AGAIN)
+            finally:
+                os.close(wanted.disk)
+                with self._lock:
+                    self._under_way.discard(wanted.key)
+
+    def _drop_unused(self) -> None:
+        with self._lock:
+            for key, entry in list(self._kept.items()):
+                if self.clock.monotonic() - entry.used_at > _UNUSED or not self.most.now:
+                    self._drop(key)
+
+    def _make(self, wanted: _Wanted) -> None:
+        if not self._makes_room(memory_bytes_in(wanted.definition)):
+            self.unfit(wanted.key, "its memory is larger than templates.max_bytes", _AGAIN)
+            return
+        began = self.clock.monotonic()
+        made = self._made(wanted)
+        if made is None:
+            return
+        with self._lock:
+            self._kept[wanted.key] = _Entry(made, self.clock.monotonic())
+        seconds = round(self.clock.monotonic() - began, 1)
+        log.info("template.made", template=wanted.key[:12], bytes=made.bytes, seconds=seconds)
+
+    def _made(self, wanted: _Wanted) -> Template | None:
+        """None if its guest cannot be copied."""
+        template, sandbox = ContainerId(secrets.token_hex(32)), SandboxId(secrets.token_hex(32))
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(self.locks.held(sandbox))  # so that its VM is not taken for a leftover
+            closing.callback(self.files.remove, template)
+            opened = closing.enter_context(contextlib.ExitStack())
+            opened.callback(os.close, memory := self.files.memory(memory_bytes_in(wanted.definition)))
+            opened.callback(os.close, devices := self.files.devices())
+            with self._booted(wanted, template, sandbox, memory) as domain:
+                if why := self._refusal(template):
+                    self.unfit(wanted.key, f"its guest cannot be copied: {why}")
+                    return None
+                self.clock.wait(self._closing, _QUIET)
+                self._write_devices(domain, template, devices)
+            made = self._sealed(template, memory, devices)
+            opened.pop_all()  # they are the template's
+            return made
+
+    def _sealed(self, template: ContainerId, memory: int, devices: int) -> Template:
+        until = self.clock.monotonic() + _UNMAPPED
+        while True:
+            try:
+                return self.files.seal(template, memory, devices)
+            except Unavailable:
+                if self.clock.monotonic() > until:
+                    raise
+                self.clock.wait(self._closing, _LOOK)
+
+    def _makes_room(self, wanted: int) -> bool:
+        gone = to_drop(self.kept(), wanted, self.most.now)
+        with self._lock:
+            for key in gone or ():
+                self._drop(key)
+        return gone is not None
+
+    @contextlib.contextmanager
+    def _booted(self, wanted: _Wanted, template: ContainerId, sandbox: SandboxId, memory: int) -> Iterator[uuid.UUID]:
+        """The VM of a template that boots. It is gone afterwards."""
+        domain = template.domain_uuid()
+        try:
+            with self.uid() as uid:
+                disk = self.files.begin(template, wanted.disk)
+                names = self._names(wanted.container, template, sandbox, uid)
+                self.vms.define(template_xml(wanted.definition, names), disk)
+            self._booting = (domain, template)
+            if self._closing.is_set():
+                raise Unavailable("virtshim is stopping")
+            self.vms.boot(domain, template, memory)
+            yield domain
+        finally:
+            self._booting = None
+            self.agents.forget(template)
+            self.hypervisor.destroy(domain, template)
+            self.hypervisor.undefine(domain, template)
+
+    def _refusal(self, template: ContainerId) -> str:
+        """Why copies of a template's guest could not become guests of their own; "" if they can."""
+        try:
+            code, said = self.guests.run_script(
+                template, PROBE, (RESEED,), secrets.token_bytes(SEED_BYTES), self.agent_timeout.now
+            )
+        except WrongState as exc:
+            return str(exc)
+        except DeadlineExceeded:
+            return f"no guest agent has answered within {self.agent_timeout.now:g} s (vm.agent_timeout)"
+        return "" if not code else said or f"a script ended with {code}"
+
+    def _write_devices(self, domain: uuid.UUID, template: ContainerId, devices: int) -> None:
+        self.agents.forget(template)
+        self.pausing.pause(domain, template)
+        self.streams.leave_memory_out(domain, template, left_out=True)
+        self.streams.send(domain, template, devices)
+        until, has_stopped = self.clock.monotonic() + _WRITTEN, False
+        while not (state := self.streams.state(domain, template)).done:
+            if state.failed:
+                raise InternalError(state.failed)
+            if state.stopped and not has_stopped:
+                has_stopped = True
+                self.streams.go_on(domain, template)
+            if self.clock.monotonic() > until:
+                raise DeadlineExceeded(f"QEMU did not write its devices within {_WRITTEN:g} s")
+            self.clock.wait(self._closing, _LOOK)
+            if self._closing.is_set():
+                raise Unavailable("virtshim is stopping")
+
+    def _names(self, container: ContainerId, template: ContainerId, sandbox: SandboxId, uid: int) -> TemplateNames:
+        before, now = directories_of(self.layout, container, ""), directories_of(self.layout, template, "")
+        return TemplateNames(
+            name=f"virtshim-template-{template.value[:12]}",
+            uuid=str(template.domain_uuid()),
+            container=template,
+            sandbox=sandbox,
+            uid=uid,
+            moved=dict(zip(before, (self.layout.template_dir(template), *now[1:]), strict=True)),
+        )
+
+    def _drop(self, key: str) -> None:
+        """The caller holds the lock."""
+        if (entry := self._kept.pop(key, None)) is not None:
+            _close(entry.template.memory, entry.template.devices, entry.template.disk)
+
+
+def _duplicate(template: Template, closing: contextlib.ExitStack) -> Template:
+    """With descriptors of its own, which `closing` closes."""
+
+    def again(descriptor: int) -> int:
+        new = os.dup(descriptor)
+        closing.callback(os.close, new)
+        return new
+
+    return Template(again(template.memory), again(template.devices), again(template.disk), template.bytes)
+
+
+def _close(*descriptors: int) -> None:
+    for one in descriptors:
+        os.close(one)
