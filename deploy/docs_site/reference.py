@@ -42,6 +42,7 @@ EXAMPLES = {
     "virtshim.io/on-stop": "shutdown",
     "virtshim.io/state-volume": "/state",
     "virtshim.io/restore-from": "node1",
+    "virtshim.io/warm-start": "true",
     "virtshim.io/root-disk-on-image-change": "replace",
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",

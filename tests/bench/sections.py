@@ -31,6 +31,7 @@ from registry_pull import registry_pull_rounds
 from sandboxes import sandbox_rounds
 from scale import scale_round
 from shares import share_rounds
+from warm import warm_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,10 @@ def moves(place: Place, rounds: int, figures: Figures) -> None:
     move_rounds(place.image(place.guest), rounds, figures)
 
 
+def warm(place: Place, rounds: int, figures: Figures) -> None:
+    warm_rounds(place.image(place.guest), rounds, figures)
+
+
 def peer_stream(place: Place, rounds: int, figures: Figures) -> None:
     del place  # no VM takes part
     peer_stream_rounds(rounds, figures)
@@ -146,6 +151,7 @@ SECTIONS: dict[str, Section] = {
         boot,
         outlive,
         moves,
+        warm,
         peer_stream,
         shares,
         net,

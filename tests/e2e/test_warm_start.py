@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import subprocess
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,8 @@ class Pods:
         self.cri, self.node, self.image = cri, node, cri.pull(image)
 
     def create(self, name: str, command: tuple[str, ...] = ()) -> tuple[str, str]:
-        config = pod_config(name, f"{self.node.directory}/logs/{name}", annotations=WARM)
+        # A directory of its own: an earlier pod's log would say for it how it has started.
+        config = pod_config(name, f"{self.node.directory}/logs/{uuid.uuid4().hex[:8]}", annotations=WARM)
         pod = self.cri.run_pod(config)
         wanted = container_config(self.image, MEMORY)
         wanted.command.extend(command)
@@ -108,32 +109,28 @@ def test_a_qemu_that_its_guest_has_taken_over_cannot_write_to_the_template(pods:
         pods.cri.start(container)
         assert pods.came_from_template(container)
     pid = pods.qemu(one)
-    (file,) = {
+    files = [
         f"/proc/{pid}/fd/{name}"
         for name in os.listdir(f"/proc/{pid}/fd")
         if "virtshim-template" in os.readlink(f"/proc/{pid}/fd/{name}")
-    }
-    status = Path(f"/proc/{pid}/status").read_text()
-    user = int(re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+    ]
+    assert files
+    user = os.stat(f"/proc/{pid}").st_uid
     assert user
-    # As QEMU's user through QEMU's own descriptor, and even as root.
-    done = subprocess.run(
-        ["setpriv", f"--reuid={user}", "--clear-groups", "sh", "-c", f"printf poison 1<>{file}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    memory = os.open(file, os.O_RDWR)
-    try:
-        with pytest.raises(PermissionError):
-            os.pwrite(memory, b"poison", 0)
-        with pytest.raises(PermissionError):
-            os.ftruncate(memory, 4096)
-        with pytest.raises(PermissionError):
-            mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(memory)
+    for file in files:
+        # As QEMU's user through QEMU's own descriptors, and even as root.
+        as_qemu = ["setpriv", f"--reuid={user}", "--clear-groups", "sh", "-c", f"printf poison 1<>{file}"]
+        assert subprocess.run(as_qemu, capture_output=True, check=False).returncode != 0
+        memory = os.open(file, os.O_RDWR)
+        try:
+            with pytest.raises(PermissionError):
+                os.pwrite(memory, b"poison", 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(memory, 4096)
+            with pytest.raises(PermissionError):
+                mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(memory)
     maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "virtshim-template" in line]
     assert maps
     assert all(line.split()[1] == "rw-p" for line in maps), maps

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from fakes.vms import FakeVms
+from fakes.hypervisor import FakeHypervisor
 
 from virtshim.model.errors import NotFound, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
@@ -29,7 +30,7 @@ HEAD = b"QFI\xfb".ljust(24, b"\0") + (1 << 30).to_bytes(8, "big") + bytes(72)
 class FakeTemplateVms:
     """Implements `virtshim.templates.ports.TemplateVms`. `error`: of each start. `version`: of QEMU."""
 
-    def __init__(self, vms: FakeVms) -> None:
+    def __init__(self, vms: FakeHypervisor) -> None:
         self._vms = vms
         self._like: VmSpec | None = None
         self.version = "7.2"
@@ -44,7 +45,8 @@ class FakeTemplateVms:
         return self.version
 
     def definition(self, domain: uuid.UUID, container: ContainerId) -> str:
-        spec = self._vms.spec(domain)
+        spec = self._vms.domains[domain].spec
+        assert spec is not None
         self._like = spec
         return domain_xml.build(spec, PROFILE).replace('"/containers/', f'"{self.containers}/')
 
@@ -70,6 +72,7 @@ class FakeTemplateVms:
             raise self.error
         self.templates.append(domain)
         self._vms.start(domain, container)
+        os.pwrite(memory, b"a guest that has booted", 0)
 
     def await_devices(self, domain: uuid.UUID, container: ContainerId, memory: int) -> None:
         if self.error is not None:

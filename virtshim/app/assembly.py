@@ -171,7 +171,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     a = adapters
     live = LiveSettings.from_settings(settings)
     locks, runner, starting = PodLocks(), repair_runner(), starts(a)
-    stamps = Stamps(a.clock, a.records.newest_stamp())
+    stamps, uids = Stamps(a.clock, a.records.newest_stamp()), vm_uids(settings, a)
     images = _images(a, live)
     parts = _container_parts(settings, a, locks)
     exits = _exits(a, locks, parts)
@@ -179,7 +179,6 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
     states = _states(settings, live, a, exits, freezer)
     receiving = states.receiving
-    uids = vm_uids(settings, a)
     warm = warm_starts(settings, live, a, exits, uids)
     stop_container = _stop_container(a, exits, freezer, states)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
@@ -209,14 +208,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_container_resources=_update_resources(live, a, exits),
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
-    repairs = _repairs(a, exits, guest, services, states, warm)
     return App(
         adapters=a,
         services=services,
         images=images,
-        recovery=recovery(
-            repairs, runner, a.vm.inventory, a.files.copies, _gc(a, images, live), live.reconcile_interval
-        ),
+        recovery=_recovery(a, live, images, runner, _repairs(a, exits, guest, services, states, warm)),
         events=VmEvents(a.records, exits),
         watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up, states),
         entrypoints=guest.entrypoints,
@@ -236,6 +232,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
 def _images(a: Adapters, live: LiveSettings) -> ImageService:
     of_vms = partial(_vm_images, a.files.vms)
     return ImageService(a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, of_vms)
+
+
+def _recovery(
+    a: Adapters, live: LiveSettings, images: ImageService, runner: RepairRunner, repairs: Repairs
+) -> Recovery:
+    gc = _gc(a, images, live)
+    return recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, live.reconcile_interval)
 
 
 def _gc(a: Adapters, images: ImageService, live: LiveSettings) -> ImageGc:

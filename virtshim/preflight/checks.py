@@ -26,7 +26,7 @@ from virtshim.preflight.access import UserAccount
 from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
 from virtshim.preflight.finding import Finding, error, ok, warning
 from virtshim.preflight.machine import FreeSpace
-from virtshim.system.machine import systemd_runs
+from virtshim.system.machine import memory, systemd_runs
 from virtshim.vm.elements.processors import DomainType
 from virtshim.vm.embed import is_embedded
 from virtshim.vm.firmware import firmware_kinds, missing_tpm_programs
@@ -229,6 +229,10 @@ def _state_volumes(settings: Settings) -> Finding:
     return ok("state volumes", "saved VMs without a TPM can move to nodes with the same key")
 
 
+def templates(settings: Settings) -> Sequence[Finding]:
+    return [machine.templates(memory(), settings.templates.max_bytes)]
+
+
 def sockets(settings: Settings) -> Sequence[Finding]:
     console = settings.layout().console_socket(_SOME_CONTAINER)
     return [machine.sockets((settings.cri_socket, settings.tapmanager.socket, settings.shares.socket, console))]
@@ -336,6 +340,7 @@ ALL: tuple[Check, ...] = (
     run_dir,
     room,
     saved_vms,
+    templates,
     sockets,
     node.clock_synchronised,
     node.clock_source,

@@ -134,6 +134,19 @@ def saved_vms(free: int, most: int) -> Finding:
     )
 
 
+def templates(memory: int, most: int) -> Finding:
+    """`memory`: of the node, with swap. `most`: templates.max_bytes."""
+    if not most:
+        return ok("templates", "pods with virtshim.io/warm-start boot, because templates.max_bytes is 0")
+    if most > memory // 2:
+        return warning(
+            "templates",
+            f"templates.max_bytes is {most / _GIB:.1f} GiB, which is more than half of the node's {memory / _GIB:.1f} GiB",
+            "lower templates.max_bytes; templates take memory that pods cannot have",
+        )
+    return ok("templates", f"pods with virtshim.io/warm-start share templates of {most / _GIB:.1f} GiB at most")
+
+
 def sockets(paths: Sequence[str]) -> Finding:
     """`paths`: the longest socket path of each kind."""
     longest = max(paths, key=lambda path: len(path.encode()))

@@ -1,11 +1,13 @@
 """What makes a guest of its own of a copy of a template: a script that the guest agent runs before anything of the pod. Pure.
 
-All copies remember the same random numbers, so the first thing is a new seed for the kernel's generator. Then the guest forgets
-who it was, finds its own NICs and disks, and reads its seed as at a first boot.
+All copies remember the same random numbers, so the first thing is a new seed for the kernel's generator, and the time. Then the
+guest forgets who it was, finds its own NICs and disks, and reads its seed as at a first boot.
 """
 
 from __future__ import annotations
 
+import secrets
+import struct
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +15,7 @@ from virtshim.guest.set_up_scripts import addresses_command
 from virtshim.model.network import Interface
 
 # Bytes for the kernel's generator of random numbers.
-SEED_BYTES: Final = 64
+_SEED_BYTES: Final = 64
 
 # The scripts' exit codes; standard error says which and why.
 NO_NEW_RANDOM: Final = 91
@@ -27,9 +29,10 @@ HOOK: Final = "/etc/virtshim/new-instance"
 
 # reseed.S, assembled.
 RESEED: Final = (
-    "f0VMRgIBAQAAAAAAAAAAAAIAPgABAAAAeAABAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAEAAOAABAAAAAAAAAAEAAAAHAAAAAAAAAAAAAAAAAAEAAAAAAAAAAQAA"
-    "AAAACAEAAAAAAACIAQAAAAAAAAAQAAAAAAAAuAIAAAC/9QABAL4CAAAADwWFwHhdicMx/74QAQEAukAAAAAxwA8Fg/hAdUHHBCUIAQEAAAIAAMcEJQwBAQBAAAAA"
-    "vgNSCEDoDgAAAL4HUgAA6AQAAAAx/+scuBAAAACJ37oIAQEADwWFwHgGw7j7////99iJx7g8AAAADwUvZGV2L3JhbmRvbQAPH4AAAAAA"
+    "f0VMRgIBAQAAAAAAAAAAAAIAPgABAAAAeAABAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAEAAOAABAAAAAAAAAAEAAAAHAAAAAAAAAAAAAAAAAAEAAAAAAAAA"
+    "AQAAAAAAKAEAAAAAAACoAQAAAAAAAAAQAAAAAAAAuAIAAAC/HAEBAL4CAAAADwWFwA+IgAAAAInDMf++KAEBALoQAAAAMcAPBYP4EHVkvkABAQC6QAAAADHA"
+    "DwWD+EB1Ub4oAQEAuOMAAAAPBYXAeEbHBCU4AQEAAAIAAMcEJTwBAQBAAAAAvgNSCEDoDgAAAL4HUgAA6AQAAAAx/+scuBAAAACJ37o4AQEADwWFwHgGw7j7"
+    "////99iJx7g8AAAADwUvZGV2L3JhbmRvbQA="
 )
 
 # The first argument is the program. Directories may forbid programs, so it tries several.
@@ -46,7 +49,7 @@ for place in /run /dev/shm /tmp /root; do
     case $code in
       0) why=; break ;;
       126 | 127) continue ;;
-      *) why="the kernel takes no random numbers (error $code)"; break ;;
+      *) why="the kernel takes neither time nor random numbers (error $code)"; break ;;
     esac
   fi
   rm -f "$program" 2>/dev/null
@@ -85,6 +88,8 @@ echo 1 >/sys/bus/pci/rescan
 for host in /sys/class/scsi_host/*/scan; do
   [ ! -e "$host" ] || echo '- - -' >"$host"
 done
+# udev may give the NICs other names.
+! command -v udevadm >/dev/null 2>&1 || udevadm settle --timeout=10
 up() {{
   for device in /sys/class/net/*; do
     {{ read -r mac <"$device/address"; }} 2>/dev/null || continue
@@ -125,6 +130,11 @@ exit 0
 """
 
 BECOME: Final = f"{_RESEED}{_BECOME}{_NEW_INSTANCE}"
+
+
+def new_time_and_seed(now_ns: int) -> bytes:
+    """What both scripts read. `now_ns`: nanoseconds since the epoch."""
+    return struct.pack("<qq", *divmod(now_ns, 10**9)) + secrets.token_bytes(_SEED_BYTES)
 
 
 def identity_arguments(hostname: str, machine_id: str, nics: Sequence[Interface]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
 from virtshim.system.threads import lasting
-from virtshim.templates.guest_identity import PROBE, RESEED, SEED_BYTES
+from virtshim.templates.guest_identity import PROBE, RESEED, new_time_and_seed
 from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.templates.values import Kept, Template, key_of, to_drop
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
@@ -275,10 +275,9 @@ class Templates:
 
     def _refusal(self, template: ContainerId) -> str:
         """Why copies of a template's guest could not become guests of their own; "" if they can."""
+        fresh = new_time_and_seed(self.clock.now_ns())
         try:
-            code, said = self.guests.run_script(
-                template, PROBE, (RESEED,), secrets.token_bytes(SEED_BYTES), self.agent_timeout.now
-            )
+            code, said = self.guests.run_script(template, PROBE, (RESEED,), fresh, self.agent_timeout.now)
         except WrongState as exc:
             return str(exc)
         except DeadlineExceeded:

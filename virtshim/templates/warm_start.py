@@ -25,7 +25,7 @@ from virtshim.model.network import nics_of
 from virtshim.model.sandbox import Sandbox
 from virtshim.store.ports import StateRecords
 from virtshim.system.clock import Clock
-from virtshim.templates.guest_identity import BECOME, SEED_BYTES, identity_arguments
+from virtshim.templates.guest_identity import BECOME, identity_arguments, new_time_and_seed
 from virtshim.templates.keeping import Templates
 from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.templates.values import Template, why_cold
@@ -37,7 +37,6 @@ log = structlog.get_logger(__name__)
 _LOADED: Final = 10.0
 _LOOK: Final = 0.005
 # Seconds for the guest to become one of its own.
-_ANSWER: Final = 5.0
 _BECOMES: Final = 45.0
 # Seconds without this template after a start from it has failed.
 _AGAIN: Final = 600.0
@@ -124,10 +123,10 @@ class WarmStarts:
             self.clock.wait(threading.Event(), _LOOK)
 
     def _become(self, container: Container, sandbox: Sandbox) -> None:
-        self.guests.set_clock(container.id, _ANSWER)
         hostname = sandbox.config.hostname or sandbox.key.name
         arguments = identity_arguments(hostname, secrets.token_hex(16), nics_of(sandbox.network, container.granted))
-        code, said = self.guests.run_script(container.id, BECOME, arguments, secrets.token_bytes(SEED_BYTES), _BECOMES)
+        fresh = new_time_and_seed(self.clock.now_ns())
+        code, said = self.guests.run_script(container.id, BECOME, arguments, fresh, _BECOMES)
         if code:
             raise InternalError(
                 f"the guest could not be made one of its own: {said or f'the script ended with {code}'}"

@@ -15,12 +15,15 @@ from fakes.hypervisor import FakeHypervisor
 from fakes.memory_streams import FakeMemoryStreams
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
+from fakes.template_vms import FakeTemplateVms
 
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.image import DiskFormat
+from virtshim.model.layout import Layout
 from virtshim.model.usage import DomainUsage
 from virtshim.model.vm import Disk, DiskBus, Power, VmSize, VmSpec
 from virtshim.store.ports import VmInventory
+from virtshim.templates.ports import TemplateVms
 from virtshim.vm import qemu_process
 from virtshim.vm.connection import Connection
 from virtshim.vm.control import LibvirtControl, LibvirtUnplugging
@@ -33,6 +36,7 @@ from virtshim.vm.pause import LibvirtPausing
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmControl, VmPausing, VmReadings, VmResizing, VmUnplugging
 from virtshim.vm.resize import LibvirtResizing
 from virtshim.vm.statistics import BulkStats, LibvirtReadings, Stats, VmStatistics
+from virtshim.vm.template_vms import LibvirtTemplateVms
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 WAIT_LIMIT = 30.0
@@ -70,6 +74,7 @@ class World:
     add_root_port: Callable[[uuid.UUID], None]
     control: VmControl
     streams: MemoryStreams
+    templates: TemplateVms
     # The number of queries to libvirt for statistics.
     questions: list[None] = dataclasses.field(default_factory=list)
 
@@ -125,6 +130,7 @@ def fake_world(directory: Path) -> Iterator[World]:
         add_root_port=lambda domain: None,
         control=fake,
         streams=FakeMemoryStreams(fake),
+        templates=FakeTemplateVms(fake),
     )
     fake.close()
 
@@ -188,6 +194,7 @@ def libvirt_world(
             add_root_port,
             control,
             LibvirtMemoryStreams(connection, profile(kind)),
+            LibvirtTemplateVms(hypervisor, Layout(str(directory), str(directory)), QEMU),
             questions,
         )
     finally:

@@ -143,3 +143,13 @@ def test_it_is_told_whether_saved_vms_can_move(tmp_path: Path, key: bytes | None
     _, told = checks.saved_vms(settings, lambda path: FreeSpace(path, GIB, None))
     assert (told.level, text in told.text) == (level, True)
     assert (told.remedy == "") == (level is Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("most", "level", "text"),
+    [(0, Level.OK, "boot"), (GIB, Level.OK, "1.0 GiB at most"), (3 * GIB, Level.WARNING, "more than half")],
+)
+def test_templates_should_leave_memory_to_pods(most: int, level: Level, text: str) -> None:
+    told = machine.templates(4 * GIB, most)
+    assert told.level is level
+    assert text in told.text

@@ -435,8 +435,19 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("vm")  # came later: read as one that ends with its pod
-    for name in ("save_on_stop", "state_volume", "saving", "renewing", "known_as", "arriving"):
-        assert vm.pop(name)  # came later: read as neither saved nor restored
+    for name in (
+        "save_on_stop",
+        "state_volume",
+        "saving",
+        "renewing",
+        "known_as",
+        "arriving",
+        "restore_from",
+        "moved_to",
+    ):
+        assert vm.pop(name)  # came later: read as neither saved nor restored nor moved
+    for name in ("warm_start", "warm_started"):
+        assert vm.pop(name)  # came later: read as one that boots
     assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
     assert vm.pop("stop_asked")  # came later: read as not asked
     assert vm.pop("user")  # came later: read as not known
@@ -482,6 +493,10 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
             renewing=False,
             known_as=None,
             arriving=False,
+            restore_from="",
+            moved_to="",
+            warm_start=False,
+            warm_started=False,
             image_id=None,
             stop_asked=False,
             user=None,
