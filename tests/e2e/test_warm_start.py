@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import threading
 import uuid
@@ -69,7 +70,7 @@ class Pods:
         self.cri.remove_pod(pod)
 
     def qemu(self, container: str) -> int:
-        (file,) = Path(self.node.directory, "libvirt/run/qemu").glob(f"virtshim-{container[:12]}*.pid")
+        (file,) = qemus(self.node, container)
         return int(file.read_text())
 
 
@@ -174,6 +175,28 @@ def test_a_killed_virtshim_leaves_no_template_and_the_guests_run_on(pods: Pods) 
         wait_until(lambda: answers(again), 60, "the CRI socket serves")
         wait_until(lambda: not os.listdir(f"{node.directory}/state/templates"), 60, "its files are gone")
         assert again.pod_ip(pod)
+
+
+# The last one: for some minutes, the node makes no other template in the place of one that failed.
+def test_a_guest_whose_start_from_the_template_fails_boots_in_the_same_call(pods: Pods) -> None:
+    pod, container = pods.create("falling")
+
+    def kill_qemu() -> None:
+        wait_until(lambda: qemus(pods.node, container), 60, "QEMU starts")
+        os.kill(pods.qemu(container), signal.SIGKILL)
+
+    killing = threading.Thread(target=kill_qemu)
+    killing.start()
+    pods.cri.start(container)
+    killing.join()
+    wait_for_log(pods.log(container), READY, BOOT)
+    assert not pods.came_from_template(container)
+    assert ping(pods.cri.pod_ip(pod))
+    assert pods.says(container, "hostname") == "falling"
+
+
+def qemus(node: Node, container: str) -> list[Path]:
+    return list(Path(node.directory, "libvirt/run/qemu").glob(f"virtshim-{container[:12]}*.pid"))
 
 
 def host_key(address: str) -> str:

@@ -124,6 +124,9 @@ class FakeHypervisor:
             self.restored.append(domain)
         self._change(domain, PowerState(Power.PAUSED))
 
+    def use_network(self, domain: uuid.UUID) -> None:
+        """A start uses up the pod's network, if somebody gives pods one."""
+
     def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
         """Counts as no boot."""
         self._reach("await memory")

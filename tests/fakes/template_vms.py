@@ -82,6 +82,7 @@ class FakeTemplateVms:
             raise NotFound(f"no VM {domain}")
         self._vms.awaiting.add(domain)
         there.state = PowerState(Power.PAUSED)
+        self._vms.use_network(domain)
 
 
 class TemplateFilesBesideFakes(TemplateFileStore):

@@ -34,7 +34,7 @@ class FakeVms(FakeHypervisor):
 
     def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         super().start(domain, container)
-        self._take_network(domain)
+        self.use_network(domain)
         if self.ends_at_once:
             self.end(domain, OffReason.SHUTDOWN)
 
@@ -44,13 +44,13 @@ class FakeVms(FakeHypervisor):
 
     def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
         super().restore(domain, container, memory, moved)
-        self._take_network(domain)
+        self.use_network(domain)
 
     def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
         super().await_memory(domain, container, theirs, moved)
-        self._take_network(domain)
+        self.use_network(domain)
 
-    def _take_network(self, domain: uuid.UUID) -> None:
+    def use_network(self, domain: uuid.UUID) -> None:
         spec = self.spec(domain)
         if self.cgroups is None or not spec.fetch_key:
             return

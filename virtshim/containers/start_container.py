@@ -83,7 +83,14 @@ class StartContainer:
     def _start(self, container: Container, sandbox: Sandbox) -> Container:
         if not container.spec.warm_start:
             return self.receiving.start(container, sandbox)
-        return self.warm.start(container, sandbox, lambda found: self.receiving.start(found, sandbox))
+
+        def boot(found: Container) -> Container:
+            return self.receiving.start(found, sandbox)
+
+        def again() -> None:
+            self.parts.open_cgroup(container, sandbox, self.sizes.now)
+
+        return self.warm.start(container, sandbox, boot, again)
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
         return self.starts.ups.step(which, container.sandbox_id, container.id)

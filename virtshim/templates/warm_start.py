@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 _LOADED: Final = 10.0
 _LOOK: Final = 0.005
 # Seconds for the guest to become one of its own.
-_BECOMES: Final = 45.0
+_BECOMES: Final = 60.0
 # Seconds without this template after a start from it has failed.
 _AGAIN: Final = 600.0
 
@@ -56,8 +56,11 @@ class WarmStarts:
     logs: ContainerLogs
     clock: Clock
 
-    def start(self, container: Container, sandbox: Sandbox, boot: Callable[[Container], Container]) -> Container:
-        """Returns the container as RUNNING. `boot` starts it as if there were no templates."""
+    def start(
+        self, container: Container, sandbox: Sandbox, boot: Callable[[Container], Container], again: Callable[[], None]
+    ) -> Container:
+        """Returns the container as RUNNING. `boot` starts it as if there were no templates. `again` prepares a second start: the
+        pod's network is open for one."""
         self.files.take_back(container.id)  # of an attempt that was killed
         if not self.templates.most.now:
             why = "this node does not allow it (templates.max_bytes)"
@@ -67,6 +70,7 @@ class WarmStarts:
                     return container.with_warm_start(begun=True).running(self.clock.now_ns())
             except ShimError as exc:
                 why = str(exc)
+                again()
         log.info("container.started_cold", container=container.id.short, why=why)
         with contextlib.suppress(ShimError):
             self.logs.note(container, f"virtshim: the guest boots, although virtshim.io/warm-start is set: {why}")

@@ -113,13 +113,6 @@ def on_memory_xml(own: str, socket: str, *, waits: bool) -> str:
     return text_of(domain)
 
 
-def root_disk_in(own: str) -> str:
-    """The path of the root disk's file, "" if it is none."""
-    disk = _root_disk(parsed(own))
-    source = None if disk is None else disk.find("source")
-    return "" if source is None else source.get("file", "")
-
-
 def memory_bytes_in(own: str) -> int:
     return int(parsed(own).findtext("memory", "0")) << 10
 

@@ -21,7 +21,6 @@ from virtshim.vm.warm_xml import (
     TemplateNames,
     memory_bytes_in,
     on_memory_xml,
-    root_disk_in,
     template_xml,
     why_no_template,
 )
@@ -140,4 +139,3 @@ def test_a_guest_on_offered_memory_waits_for_its_devices_and_a_template_boots() 
 
 def test_the_definition_says_how_large_the_memory_is() -> None:
     assert memory_bytes_in(definition(spec())) == 128 << 20
-    assert root_disk_in(definition(spec())) == "/state/containers/one/root.qcow2"
