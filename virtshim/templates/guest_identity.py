@@ -114,7 +114,7 @@ if [ $# -gt 0 ]; then sh -c "$@" || exit {NO_IDENTITY}; fi
 _NEW_INSTANCE: Final = rf"""
 again() {{
   if [ -x {HOOK} ]; then exec {HOOK}; fi
-  cloud-init clean --logs
+  [ ! -e /var/lib/cloud/instance ] || cloud-init clean --logs  # it found no seed in the template, and mostly did nothing
   rm -rf /run/cloud-init
   if command -v systemctl; then
     systemctl daemon-reload
