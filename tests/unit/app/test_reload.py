@@ -152,7 +152,7 @@ def test_each_reloadable_setting_reaches_the_code_that_uses_it(key: tuple[str, .
     def held(live: LiveSettings, given: Settings) -> list[Any]:
         values = [getattr(live, one.name) for one in dataclasses.fields(live)]
         own = [one.now for one in values if isinstance(one, Live)] + [live.commands.allowed, live.pulls.allowed]
-        return [*own, image_settings(given), stream_limits(given)]
+        return [*own, image_settings(given), stream_limits(given), given.peers.addresses]
 
     live, given = LiveSettings.from_settings(old), [old]
     live.others.append(given.append)
