@@ -21,15 +21,16 @@ _VM = {"virtshim.io/vm": "bench"}
 _LIMIT = 120.0
 
 
-def move_rounds(image: str, rounds: int, figures: Figures) -> None:
+def move_rounds(directory: str, cri: PodClient, node: Node, image: str, rounds: int, figures: Figures) -> None:
+    """`directory`, `node`, `cri`: of the measurement, where the bare VM is."""
     with (
         _nodes() as (here, there),
-        BareLibvirt(os.path.dirname(here.directory), here) as bare,
+        BareLibvirt(directory, node) as bare,
         PodClient(here.socket) as first,
         PodClient(there.socket) as second,
     ):
         for number in range(1, rounds + 1):
-            theirs = sum(virsh_ms(first, here, bare, image))
+            theirs = sum(virsh_ms(cri, node, bare, image))
             ours = _standstill((first, here), (second, there), image, number)
             figures.add("move_standstill_ms", ours, "ms")
             figures.add("virsh_save_and_restore_ms", theirs, "ms")

@@ -120,7 +120,7 @@ def outlive(place: Place, rounds: int, figures: Figures) -> None:
 
 
 def moves(place: Place, rounds: int, figures: Figures) -> None:
-    move_rounds(place.image(place.guest), rounds, figures)
+    move_rounds(place.directory, place.cri, place.node, place.image(place.guest), rounds, figures)
 
 
 def warm(place: Place, rounds: int, figures: Figures) -> None:
