@@ -11,7 +11,7 @@ from fakes.hypervisor import FakeHypervisor
 from virtshim.model.errors import NotFound, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import Power
-from virtshim.vm.ports import StreamState
+from virtshim.vm.streams import StreamState
 
 _WAIT_LIMIT = 30.0
 
@@ -59,7 +59,7 @@ class FakeMemoryStreams:
             os.write(pipe, self._content(domain))
         finally:
             os.close(pipe)
-        self._states[domain] = StreamState(done=True, sent=len(domain.bytes))
+        self._states[domain] = StreamState(done=True)
 
     def receive(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
         if domain not in self._vms.awaiting:

@@ -29,8 +29,6 @@ from virtshim.guest.operation import Outcome
 from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import (
     Aborted,
-    DeadlineExceeded,
-    InternalError,
     InvalidRequest,
     NotFound,
     PermissionRefused,
@@ -52,14 +50,13 @@ from virtshim.moves.values import Arrival, SavedState, VmRecord
 from virtshim.peers.ports import PeerLink, Peers
 from virtshim.system.threads import ContainerThreads
 from virtshim.vm.ports import MemoryStreams
+from virtshim.vm.streams import wait_for_stream
 
 log = structlog.get_logger(__name__)
 
 # Seconds to reach another node, and until this node asks again.
 _CONNECT: Final = 5.0
 _AGAIN: Final = 2.0
-# Seconds between two looks at QEMU's progress.
-_LOOK: Final = 0.005
 # No guest has more memory.
 _MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
@@ -378,16 +375,17 @@ class ReceiveVm:
             os.close(write)
 
     def _until_read(self, container: Container) -> None:
-        clock = self.restoring.clock
-        until = clock.monotonic() + SYNC
-        while not (state := self.streams.state(container.domain_uuid, container.id)).done:
-            if state.failed:
-                raise InternalError(state.failed)
-            if clock.monotonic() > until:
-                raise DeadlineExceeded(f"QEMU did not read the guest's memory within {SYNC:g} s")
-            clock.wait(self._threads.closing, _LOOK)
-            if self._threads.closing.is_set():
-                raise Unavailable("virtshim is stopping")
+        wait_for_stream(
+            lambda: self.streams.state(container.domain_uuid, container.id),
+            self.restoring.clock,
+            SYNC,
+            "QEMU did not read the guest's memory",
+            check=self._refuse_if_closing,
+        )
+
+    def _refuse_if_closing(self) -> None:
+        if self._threads.closing.is_set():
+            raise Unavailable("virtshim is stopping")
 
     # --- the outcome
 

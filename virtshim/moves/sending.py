@@ -25,7 +25,6 @@ from virtshim.model.container import Container
 from virtshim.model.errors import (
     Aborted,
     DeadlineExceeded,
-    InternalError,
     InvalidRequest,
     NotFound,
     ResourceExhausted,
@@ -40,6 +39,7 @@ from virtshim.moves.saving import SaveVm
 from virtshim.moves.values import Departure, SavedState, VmRecord, unsavable
 from virtshim.peers.ports import PeerLink
 from virtshim.vm.ports import MemoryStreams
+from virtshim.vm.streams import wait_for_stream
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +59,6 @@ _PASSES: Final = 5
 _LITTLE: Final = 64 << 20
 # Seconds after which a guest is stopped that writes to its memory faster than it can be sent.
 _PATIENCE: Final = 60.0
-# Seconds between two looks at QEMU's progress.
-_LOOK: Final = 0.005
 _MOVE: Final = re.compile(r"[0-9a-f]{32}")
 
 # A tuple, as `virtshim.moves.files` has it.
@@ -305,19 +303,18 @@ class SendVm:
             self._until(container, mine, SYNC, stopped=True)
 
     def _until(self, container: Container, mine: _Move, seconds: float, *, stopped: bool) -> None:
-        clock = self.saving.clock
-        until = clock.monotonic() + seconds
-        while True:
-            state = self.streams.state(container.domain_uuid, container.id)
+        def check() -> None:
             if mine.error is not None:
                 raise mine.error
-            if state.failed:
-                raise InternalError(state.failed)
-            if state.stopped if stopped else state.done:
-                return
-            if clock.monotonic() > until:
-                raise DeadlineExceeded(f"the guest's memory was not sent within {seconds:g} s")
-            clock.wait(threading.Event(), _LOOK)
+
+        wait_for_stream(
+            lambda: self.streams.state(container.domain_uuid, container.id),
+            self.saving.clock,
+            seconds,
+            "the guest's memory was not sent",
+            stopped=stopped,
+            check=check,
+        )
 
     def _confirmed(self, link: PeerLink, container: Container) -> None:
         """Returns when the peer has all of the VM on its disk."""

@@ -22,7 +22,7 @@ import structlog
 
 from virtshim.guest.ports import GuestAgents, GuestOperations
 from virtshim.model.container import Container
-from virtshim.model.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
+from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import Layout, directories_of
 from virtshim.system.clock import Clock
@@ -33,13 +33,14 @@ from virtshim.templates.guest_identity import PROBE, RESEED, new_time_and_seed
 from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.templates.values import Kept, Template, key_of, to_drop
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
+from virtshim.vm.streams import wait_for_stream
 from virtshim.vm.warm_xml import TemplateNames, memory_bytes_in, template_xml, why_no_template
 
 log = structlog.get_logger(__name__)
 
 # Seconds for a guest that has booted to become quiet and give back the memory that it does not use.
 _QUIET: Final = 3.0
-# Seconds to write the state of the devices, and between two looks at it.
+# Seconds to write the state of the devices, and between two attempts to seal the memory.
 _WRITTEN: Final = 60.0
 _LOOK: Final = 0.02
 # Seconds for the kernel to unmap the memory of a QEMU that has ended.
@@ -289,18 +290,23 @@ class Templates:
         self.pausing.pause(domain, template)
         self.streams.leave_memory_out(domain, template, left_out=True)
         self.streams.send(domain, template, devices)
-        until, has_stopped = self.clock.monotonic() + _WRITTEN, False
-        while not (state := self.streams.state(domain, template)).done:
-            if state.failed:
-                raise InternalError(state.failed)
-            if state.stopped and not has_stopped:
-                has_stopped = True
-                self.streams.go_on(domain, template)
-            if self.clock.monotonic() > until:
-                raise DeadlineExceeded(f"QEMU did not write its devices within {_WRITTEN:g} s")
-            self.clock.wait(self._closing, _LOOK)
-            if self._closing.is_set():
-                raise Unavailable("virtshim is stopping")
+        self._until_written(domain, template, stopped=True)
+        self.streams.go_on(domain, template)
+        self._until_written(domain, template)
+
+    def _until_written(self, domain: uuid.UUID, template: ContainerId, *, stopped: bool = False) -> None:
+        wait_for_stream(
+            lambda: self.streams.state(domain, template),
+            self.clock,
+            _WRITTEN,
+            "QEMU did not write its devices",
+            stopped=stopped,
+            check=self._refuse_if_closing,
+        )
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing.is_set():
+            raise Unavailable("virtshim is stopping")
 
     def _names(self, container: ContainerId, template: ContainerId, sandbox: SandboxId, uid: int) -> TemplateNames:
         before, now = directories_of(self.layout, container, ""), directories_of(self.layout, template, "")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +19,7 @@ import structlog
 from virtshim.containers.logs import ContainerLogs
 from virtshim.guest.ports import GuestAgents, GuestOperations
 from virtshim.model.container import Container
-from virtshim.model.errors import DeadlineExceeded, InternalError, ShimError
+from virtshim.model.errors import InternalError, ShimError
 from virtshim.model.network import nics_of
 from virtshim.model.sandbox import Sandbox
 from virtshim.store.ports import StateRecords
@@ -30,12 +29,12 @@ from virtshim.templates.keeping import Templates
 from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.templates.values import Template, why_cold
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
+from virtshim.vm.streams import wait_for_stream
 
 log = structlog.get_logger(__name__)
 
-# Seconds for QEMU to load the devices, and between two looks.
+# Seconds for QEMU to load the devices.
 _LOADED: Final = 10.0
-_LOOK: Final = 0.005
 # Seconds for the guest to become one of its own.
 _BECOMES: Final = 60.0
 # Seconds without this template after a start from it has failed.
@@ -118,13 +117,12 @@ class WarmStarts:
             self.streams.receive(container.domain_uuid, container.id, devices)
         finally:
             os.close(devices)
-        until = self.clock.monotonic() + _LOADED
-        while not (state := self.streams.state(container.domain_uuid, container.id)).done:
-            if state.failed:
-                raise InternalError(state.failed)
-            if self.clock.monotonic() > until:
-                raise DeadlineExceeded(f"QEMU did not load the template's devices within {_LOADED:g} s")
-            self.clock.wait(threading.Event(), _LOOK)
+        wait_for_stream(
+            lambda: self.streams.state(container.domain_uuid, container.id),
+            self.clock,
+            _LOADED,
+            "QEMU did not load the template's devices",
+        )
 
     def _become(self, container: Container, sandbox: Sandbox) -> None:
         hostname = sandbox.config.hostname or sandbox.key.name

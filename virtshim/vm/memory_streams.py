@@ -22,7 +22,7 @@ from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.control import without_secrets
 from virtshim.vm.domain_xml import NodeProfile
-from virtshim.vm.ports import StreamState
+from virtshim.vm.streams import StreamState
 
 # Bytes per second. QEMU's default of 128 MiB/s is meant for links that others use, too.
 _RATE: Final = 1 << 40
@@ -77,9 +77,8 @@ class LibvirtMemoryStreams:
             why = escaped(str(found.get("error-desc", status)), 300)
             return StreamState(failed=f"QEMU could not move the guest's memory: {why}")
         stopped, done = status == _STOPPED, status == "completed"
-        return StreamState(
-            stopped=stopped, done=done, sent=_number(memory, "transferred"), left=_number(memory, "remaining")
-        )
+        left = memory.get("remaining", 0)
+        return StreamState(stopped=stopped, done=done, left=left if isinstance(left, int) else 0)
 
     def cancel(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._ask(domain, container, "migrate_cancel")
@@ -120,8 +119,3 @@ class LibvirtMemoryStreams:
     def _using(self, domain: uuid.UUID, container: ContainerId) -> Iterator[libvirt.virDomain]:
         with self._connection.using(f"ask the monitor of VM {domain}") as conn:
             yield ownership.find(conn, domain, self._profile.node, container)
-
-
-def _number(found: dict[str, Any], name: str) -> int:
-    value = found.get(name, 0)
-    return value if isinstance(value, int) else 0

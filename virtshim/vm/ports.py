@@ -6,13 +6,13 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.model.cgroup import CgroupLimits
 from virtshim.model.ids import ContainerId
 from virtshim.model.usage import DomainUsage
 from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
+from virtshim.vm.streams import StreamState
 
 
 class Hypervisor(Protocol):
@@ -163,18 +163,6 @@ class VmPausing(Protocol):
         """Writes memory and devices of a VM that we paused to the new file `path`, as `virsh save` does. Only root may read
         the file. The VM stays paused. DeadlineExceeded if it takes longer than `timeout`, or `hurry` is set; Aborted if the VM
         ends meanwhile; then no file is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """`stopped`: little of the memory is left, and the guest stands still. `done`: all of the memory is in the pipe, or in QEMU.
-    `sent`, `left`: bytes. `failed`: why, "" if it has not failed."""
-
-    stopped: bool = False
-    done: bool = False
-    sent: int = 0
-    left: int = 0
-    failed: str = ""
 
 
 class MemoryStreams(Protocol):
