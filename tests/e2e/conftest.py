@@ -94,6 +94,22 @@ def cri(empty_node: Node) -> Iterator[PodClient]:
         assert not client.containers()
 
 
+@pytest.fixture
+def other_node(node: Node, node_root: str, peer_nodes: PeerNodes) -> Iterator[tuple[Node, PodClient]]:
+    """A second node of the same cluster on this machine, `there`; yields it with a client of it."""
+    config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
+    config += f'[metrics]\naddress = "unix:{node_root}/m/run/metrics.sock"\nproxy_address = ""\n'
+    config += "[libvirt]\nfirst_vm_uid = 1900000000\n[vm]\nagent_timeout = 900\n"
+    config += state_key(node_root) + peer_nodes.settings("there")
+    other = Node(f"{node_root}/m", pod_cidr=free_cidr(), config=config)
+    try:
+        other.up()
+        with PodClient(other.socket) as client:
+            yield other, client
+    finally:
+        other.down()
+
+
 @pytest.fixture(scope="package")
 def image_url(guest_image: Path) -> Iterator[str]:
     """The URL without scheme, as an image name, of the demo guest and the null guest."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 import uefi_disk
 from fakes.background import Background
 from guest import BOOT, ping
 from imageserver import serve_directory
-from node import Node, free_cidr, state_key
-from podclient import PodClient, log_lines, wait_for_log, wait_until
+from podclient import log_lines, wait_for_log, wait_until
 from test_outlive import COUNTER, DEBIAN_BOOT, ONLINE, Pods
 from test_uefi import RESETS
 
@@ -21,21 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.outlive]
 
 VM = {"virtshim.io/vm": "traveller"}
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-@pytest.fixture
-def there(node, node_root, peer_nodes) -> Iterator[tuple[Node, PodClient]]:
-    """A second node of the cluster on this machine, with a client of it."""
-    config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
-    config += f'[metrics]\naddress = "unix:{node_root}/m/run/metrics.sock"\nproxy_address = ""\n'
-    config += "[libvirt]\nfirst_vm_uid = 1900000000\n[vm]\nagent_timeout = 900\n" + state_key(node_root)
-    other = Node(f"{node_root}/m", pod_cidr=free_cidr(), config=config + peer_nodes.settings("there"))
-    try:
-        other.up()
-        with PodClient(other.socket) as client:
-            yield other, client
-    finally:
-        other.down()
 
 
 class Traveller(Pods):
@@ -72,9 +54,9 @@ class Journey:
 
 
 @pytest.fixture
-def journey(cri, node, there):
+def journey(cri, node, other_node):
     def make(image: str, annotations: dict[str, str], **options) -> Journey:
-        other, client = there
+        other, client = other_node
         here, away = (
             Traveller(cri, node, image, "traveller", **options),
             Traveller(client, other, image, "traveller", **options),

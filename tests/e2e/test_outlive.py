@@ -15,8 +15,8 @@ from fakes.background import Background
 from fakes.cri import refused
 from guest import BOOT, READY, answers, ping
 from imageserver import serve_directory
-from node import VIRTSHIM, Node, free_cidr, state_key
-from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+from node import VIRTSHIM
+from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 from test_uefi import RESETS
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -155,21 +155,6 @@ def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, im
 
 
 STATE = {**VM, "virtshim.io/state-volume": "/state"}
-
-
-@pytest.fixture
-def other_node(node, node_root):
-    """A second node of the same cluster on this machine; yields it with a client of it."""
-    config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
-    config += f'[metrics]\naddress = "unix:{node_root}/m/run/metrics.sock"\nproxy_address = ""\n'
-    config += "[libvirt]\nfirst_vm_uid = 1900000000\n[vm]\nagent_timeout = 900\n" + state_key(node_root)
-    other = Node(f"{node_root}/m", pod_cidr=free_cidr(), config=config)
-    try:
-        other.up()
-        with PodClient(other.socket) as cri:
-            yield other, cri
-    finally:
-        other.down()
 
 
 def test_a_vm_continues_on_another_node_with_a_state_volume(cri, node, image_url, other_node, tmp_path):

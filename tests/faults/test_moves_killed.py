@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,19 +81,19 @@ class Traveller:
 
     def arrives(self) -> None:
         """What kubelet does until the VM runs: a container that has ended gets a next attempt."""
-        until = time.monotonic() + LIMIT
-        while time.monotonic() < until:
-            with contextlib.suppress(grpc.RpcError), self.other.node.client() as cri:
-                state = cri.status(self.other.container).state
-                if state == pb.CONTAINER_EXITED:
-                    self.other.attempt += 1
-                    self.create(cri, self.other)
-                elif state == pb.CONTAINER_CREATED:
-                    cri.start(self.other.container)
-                elif self.boot_id(cri, self.other) == self.boot:
-                    return
-            time.sleep(0.1)
-        raise AssertionError("the guest has not arrived")
+        wait_until(self.has_arrived_or_tries, LIMIT, "the guest arrives")
+
+    def has_arrived_or_tries(self) -> bool:
+        with contextlib.suppress(grpc.RpcError), self.other.node.client() as cri:
+            state = cri.status(self.other.container).state
+            if state == pb.CONTAINER_EXITED:
+                self.other.attempt += 1
+                self.create(cri, self.other)
+            elif state == pb.CONTAINER_CREATED:
+                cri.start(self.other.container)
+            else:
+                return self.boot_id(cri, self.other) == self.boot
+        return False
 
     def move(self, victim: MortalNode, number: int, when: str) -> bool:
         """Whether the kill happened. Afterwards the VM is on the other node."""

@@ -84,7 +84,7 @@ CATALOGUE_LEAKS: Final = Described(
 CATALOGUE_EXITS: Final = Described(
     "virtshim_vmi_exits_total",
     "counter",
-    "Ends of VMs by reason: Completed, Error, OOMKilled, StartError, Saved, Unknown.",
+    "Ends of VMs by reason: Completed, Error, OOMKilled, StartError, Saved, Moved, Unknown.",
     ("reason",),
 )
 
