@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest cloud-init debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest cloud-init debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install e2e-release-upgrade image image-base deb-base docs lint house clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -15,7 +15,7 @@ gate = $(PYTHON) -m pytest -p tests.gate --apart $(if $(filter-out tests,$(TESTS
 test: test-machine     ## what a change has to pass: every area, sampled where it is long. TESTS="tests/e2e tests/faults": some of it
 	$(call gate)
 
-test-all: MACHINES += install-machine
+test-all: MACHINES += install-machine image-base deb-base
 test-all: test-machine ## every test, every kill point, the package on a real Debian: before a release
 	$(call gate,--all)
 
@@ -28,6 +28,9 @@ install-machine: guest # the real Debian that the package is installed on: build
 
 e2e-install: install-machine ## the package on a real Debian, emulated: installed, upgraded under a VM, rebooted, purged; some minutes
 	$(PYTHON) -m tests.install
+
+e2e-release-upgrade: setup ## a Debian 12 with the package becomes a Debian 13, by real apt in a directory; asks Debian's archive
+	tests/install/release_upgrade.sh
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 	$(PYTHON) -m tests.soak $(SOAK_ARGS)
@@ -64,6 +67,12 @@ vfio-machine: guest    ## what the passthrough tests boot: build/vfio
 
 deb: setup             ## a node's Debian package, in dist; FOR="bookworm trixie noble": for other distributions; VERSION=... for another one
 	$(if $(FOR),for suite in $(FOR); do deploy/deb/elsewhere.sh $$suite dist $(VERSION) || exit 1; done,deploy/deb/build.sh dist $(VERSION))
+
+deb-base: setup        # what the package for the other Debian is built in: its test has no network either
+	deploy/deb/elsewhere.sh trixie --packages
+
+image-base: setup      # what the image takes from Debian: its tests have no network either
+	deploy/image/build.sh --base
 
 deb-packages: setup    # what the package brings of the package index: its tests have no network
 	deploy/deb/build.sh --packages

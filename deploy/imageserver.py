@@ -304,11 +304,11 @@ def push_container_disk(
         return _push(Path(scratch), f"{server}/{name}", tag, credentials, docker_format=docker_format)
 
 
-def push_files(server: str, name: str, files: Mapping[str, bytes], tag: str = "latest") -> str:
+def push_files(server: str, name: str, files: Mapping[str, bytes]) -> str:
     """Pushes an ordinary image with these files, and returns its manifest's digest."""
     with tempfile.TemporaryDirectory(prefix="files-") as scratch:
-        write_files(Path(scratch, "layout"), files, tag)
-        return _push(Path(scratch), f"{server}/{name}", tag, None, docker_format=False)
+        write_files(Path(scratch, "layout"), files)
+        return _push(Path(scratch), f"{server}/{name}", "latest", None, docker_format=False)
 
 
 def _push(work: Path, name: str, tag: str, credentials: tuple[str, str] | None, *, docker_format: bool) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from tapmanager.daemon import (
     activated_socket,
     give_up_capabilities,
     notify_systemd,
+    stop_event,
     watchdog_seconds,
 )
 from tapmanager.dhcp.server import DhcpServer
@@ -63,9 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event()
     user = settings.qemu_user(chosen.qemu_user, chosen.qemu_group)
     if user.uid is None:
         log.warning("qemu_user.missing: this machine has no user libvirt-qemu or qemu; serving only root")
@@ -107,9 +105,9 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         heap.return_freed_memory()
         Reload(chosen, again, settings.RELOADED, partial(_use, cni, limits, vhost)).start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
-        notify_systemd(os.environ, "READY=1")
+        notify_systemd("READY=1")
         healthy = _watch(stop, serving, dhcp)
-        notify_systemd(os.environ, "STOPPING=1")
+        notify_systemd("STOPPING=1")
         drained = serving.stop(_DRAIN)
         status.stop()
         dhcp.stop()
@@ -149,7 +147,7 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
             log.info("cni.not_collected network=%s: it has disableGC", conf.name)
         elif conf.has_status:
             # A plugin may use its whole time limit, which is longer than systemd's limit for a start.
-            notify_systemd(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
+            notify_systemd(f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
             cni.collect(conf, attachments.sandboxes())
             log.info("cni.collected network=%s pods=%d", conf.name, len(attachments.sandboxes()))
     except TapmanagerError as exc:
@@ -158,13 +156,13 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
     """Waits for a signal. Returns False if an essential thread died, so that systemd restarts tapmanager."""
-    every = watchdog_seconds(os.environ, os.getpid())
+    every = watchdog_seconds()
     while not stop.wait(every or _HEALTH_INTERVAL):
         if not (serving.is_alive() and dhcp.is_alive()):
             log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())
             return False
         if every is not None:
-            notify_systemd(os.environ, "WATCHDOG=1")
+            notify_systemd("WATCHDOG=1")
     return True
 
 

@@ -7,6 +7,9 @@ release    write RELEASING -> stop DHCP, restore the CNI interface -> CNI DEL ->
 
 After a kill at any point the ledger says what may exist, and release removes all of it. All points in time are of
 time.monotonic().
+
+A pod whose namespace another runtime made only gets a record: no plugin runs, and nothing in the namespace changes, neither at
+attach nor at release.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import secrets
 import socket
 import time
@@ -24,19 +28,21 @@ from dataclasses import dataclass
 from tapmanager import kernel_files
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni import delegate_records
+from tapmanager.cni.conf import NO_CNI
 from tapmanager.cni.plugins import CniPlugins, PluginRuns
 from tapmanager.cni.result import parse_result
 from tapmanager.cni.status import PluginStatus, PodAddresses
 from tapmanager.dhcp.opened import GuestNic, open_nics
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.errors import TapmanagerError, internal
+from tapmanager.errors import TapmanagerError, internal, invalid
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase
-from tapmanager.links import netns, network_plan, nic_plan, packet_rules, pod_links
+from tapmanager.links import existing, netns, network_plan, nic_plan, packet_rules, pod_links
 from tapmanager.links.packet_rules import Counters, read_counters
 from tapmanager.links.tap import VhostNet
-from tapmanager.pod import FILTERS, OFF, WITH_IP, Bandwidth, Pod
+from tapmanager.network_values import FILTERS, OFF, WITH_IP, Existing
+from tapmanager.pod import Bandwidth, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
 from tapmanager.tap_handover import TapHandover
 
@@ -47,6 +53,9 @@ _GOING = 0.02
 
 # Sandboxes in one answer: with a few NICs each, they fit into one frame.
 _COUNTERS_PAGE = 256
+
+# The key of the lock under which a namespace of another runtime gets its owner.
+_OTHERS = "another runtime's namespaces"
 
 # At DEL, bridge and ptp read the addresses from the pod's interface and remove the masquerading rules for them. If the namespace
 # is gone, the rules would stay for ever. So these plugins get a substitute interface with the same name and addresses: they only
@@ -107,7 +116,8 @@ class Attachments:
             if entry is not None and entry.phase is Phase.ATTACHED:
                 self.taps.remember(entry)
                 self._addresses.remember(entry)
-                self._start_dhcp(entry)
+                if entry.shared is None:
+                    self._start_dhcp(entry)
         except Exception as exc:
             why = f"{type(exc).__name__}: {exc}"
             if why != before:
@@ -154,7 +164,7 @@ class Attachments:
         except TapmanagerError as exc:
             log.debug("counters.no_record sandbox=%s error=%s", sandbox, exc)
             return None
-        return entry if entry is not None and entry.phase is Phase.ATTACHED else None
+        return entry if entry is not None and entry.phase is Phase.ATTACHED and entry.shared is None else None
 
     def lost(self, until: float) -> Mapping[str, str]:
         """Attached sandboxes that somebody else removed a part of, and the part. Also sandboxes that could not be served at the
@@ -176,6 +186,8 @@ class Attachments:
             entry = self._ledger.read(sandbox)
             if entry is None or entry.phase is not Phase.ATTACHED:
                 return ""
+            if entry.shared is not None:
+                return "" if self._is_attached(entry) else f"the network namespace {entry.netns}"
             if not netns.exists(entry.netns):
                 return f"the network namespace {entry.netns}"
             there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
@@ -192,6 +204,8 @@ class Attachments:
         reboot first."""
         with self._locks.holding(pod.sandbox, until):
             found = self._ledger.read(pod.sandbox)
+            if pod.existing is not None:
+                return self._attach_existing(pod, pod.existing, found, until)
             if found is not None and found.phase is Phase.ATTACHED and netns.exists(found.netns):
                 if pod.sandbox not in self._dhcp.owners():
                     self._start_dhcp(found)  # it failed when tapmanager started
@@ -200,6 +214,53 @@ class Attachments:
             if found is not None:
                 self._tear_down(found, self._undo_until())
             return self._attach_new(pod, until)
+
+    def _attach_existing(self, pod: Pod, wanted: Existing, found: Entry | None, until: float) -> Entry:
+        if found is not None:
+            if found.netns != wanted.path or not self._is_attached(found):
+                raise TapmanagerError(
+                    "failed-precondition",
+                    f"{wanted.path} is not the network namespace that sandbox {pod.sandbox} was attached to ({found.netns}); "
+                    "the pod needs a new sandbox",
+                )
+            return found
+        with self._locks.holding(_OTHERS, until), existing.opened(wanted.path) as descriptor:
+            self._refuse_others(wanted.path, os.fstat(descriptor).st_ino)
+            nic = existing.nic_in(wanted, descriptor, pod.macs)
+            entry = Entry(
+                phase=Phase.ATTACHED,
+                pod=pod,
+                netns=wanted.path,
+                conf=NO_CNI,
+                bin_dirs=(),
+                fetch_key=secrets.token_hex(32),
+                ips=tuple(one.partition("/")[0] for one in nic.addresses),
+                dns=pod.dns,
+                boot=self._boot,
+                shared=nic,
+            )
+            self._ledger.write(entry)
+        self._addresses.remember(entry)
+        log.info("pod.attached sandbox=%s ips=%s netns=%s", pod.sandbox, ",".join(entry.ips), entry.netns)
+        return entry
+
+    def _is_attached(self, entry: Entry) -> bool:
+        """Whether the namespace that another runtime made is still the one that was recorded. An inode means nothing after a
+        reboot."""
+        return (
+            entry.shared is not None
+            and entry.boot == self._boot
+            and existing.inode_at(entry.netns) == entry.shared.inode
+        )
+
+    def _refuse_others(self, path: str, inode: int) -> None:
+        for sandbox in self._ledger.sandboxes():
+            other = None
+            with contextlib.suppress(TapmanagerError):  # an unreadable record only affects its own pod
+                other = self._ledger.read(sandbox)
+            if other is not None and existing.inode_at(other.netns) == inode:
+                whose = f"pod {other.pod.namespace}/{other.pod.name} (sandbox {sandbox[:20]})"
+                raise invalid(f"{path} is the network namespace of {whose}; two pods cannot share it")
 
     def _attach_new(self, pod: Pod, until: float) -> Entry:
         self._refuse_weaker_filter(pod)
@@ -356,6 +417,9 @@ class Attachments:
 
     def _tear_down(self, entry: Entry, until: float) -> None:
         sandbox = entry.pod.sandbox
+        if entry.shared is not None:
+            self._forget(sandbox)
+            return
         if entry.phase is not Phase.RELEASING:
             # If attach failed after its plugins ran, the file does not have their result, which DEL needs.
             self._record_as_releasing(entry, changed=entry.phase is Phase.ATTACHING)
@@ -376,6 +440,10 @@ class Attachments:
                 raise
             log.warning("pod.del_failed sandbox=%s error=%s; its functions were bound to VFIO before", sandbox, exc)
         netns.delete(entry.netns)
+        self._forget(sandbox)
+
+    def _forget(self, sandbox: str) -> None:
+        self._addresses.forget(sandbox)
         self._ledger.delete(sandbox)
         self.taps.forget(sandbox)
         self._not_served.pop(sandbox, None)

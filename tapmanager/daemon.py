@@ -8,7 +8,6 @@ sets hold the plugins' capabilities, and the effective set holds tapmanager's. s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -18,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tapmanager.errors import TapmanagerError
@@ -36,19 +35,30 @@ from collections.abc import Collection
 _FIRST_FD = 3
 
 
-def notify_systemd(environ: Mapping[str, str], *lines: str) -> None:
-    """Sends the lines to systemd. Does nothing without systemd, and never fails."""
-    address = environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    where = "\0" + address[1:] if address.startswith("@") else address
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto("\n".join(lines).encode(), where)
+# systemd reads at once; a full queue must never delay a life-cycle step.
+_TIMEOUT = 0.5
 
 
-def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Sends `lines`, each `KEY=value`, as one message to systemd, and returns whether it was delivered. Raises nothing, because
+    the daemon works without systemd too. Line breaks inside a line become spaces."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return False
+    message = "\n".join(" ".join(line.splitlines()) for line in lines).encode(errors="replace")
+    name = b"\0" + os.fsencode(address[1:]) if address[0] == "@" else os.fsencode(address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(_TIMEOUT)
+        try:
+            sock.sendto(message, name)
+        except OSError:
+            return False
+    return True
+
+
+def watchdog_seconds(environ: Mapping[str, str] = os.environ) -> float | None:
     """Seconds between two WATCHDOG=1 messages: half of systemd's limit. None if systemd does not watch this process."""
-    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     usec = environ.get("WATCHDOG_USEC", "")
     return int(usec) / 2_000_000 if usec.isdecimal() and int(usec) > 0 else None
@@ -60,6 +70,35 @@ def activated_socket(environ: Mapping[str, str], pid: int) -> socket.socket | No
         return None
     os.set_inheritable(_FIRST_FD, False)
     return socket.socket(fileno=_FIRST_FD)
+
+
+# SIGTERM (by systemd) and SIGINT (in a terminal) stop our programs.
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set from now on. Call this in the main thread."""
+    stopping, asked = threading.Event(), _signals(signal.SIGTERM, signal.SIGINT)
+
+    def set_when_asked() -> None:
+        asked.get()
+        stopping.set()
+
+    threading.Thread(target=set_when_asked, name="stop", daemon=True).start()
+    return stopping
+
+
+def reload_requests() -> queue.SimpleQueue[None]:
+    """One entry for each SIGHUP from now on. Call this in the main thread."""
+    return _signals(signal.SIGHUP)
+
+
+def _signals(*numbers: int) -> queue.SimpleQueue[None]:
+    """One entry for each signal. An Event would not do: a handler runs in the main thread. If the handler interrupted that thread
+    inside the Event's own wait() or set(), it would wait for ever for the lock that the thread holds."""
+    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for number in numbers:
+        signal.signal(number, lambda *_: arrived.put(None))
+    return arrived
 
 
 # SIGHUP reads the settings again. If they have no fault, all changeable ones are applied; otherwise none.
@@ -77,23 +116,20 @@ class Reload(Generic[S]):
     load: Callable[[], S]
     changeable: Sequence[str]
     use: Callable[[S], None]
-    # A SimpleQueue, because a signal handler may interrupt its put() and call it again.
-    _asked: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     def start(self) -> None:
         """Call this in the main thread."""
-        signal.signal(signal.SIGHUP, lambda *_: self._asked.put(None))
-        threading.Thread(target=self._run, name="reload", daemon=True).start()
+        threading.Thread(target=self._run, args=(reload_requests(),), name="reload", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, asked: queue.SimpleQueue[None]) -> None:
         while True:
-            self._asked.get()
-            notify_systemd(os.environ, "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            asked.get()
+            notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
                 self.again()
             except Exception:
                 log.exception("settings.broken")  # the thread must survive to serve the next signal
-            notify_systemd(os.environ, "READY=1")
+            notify_systemd("READY=1")
 
     def again(self) -> bool:
         """Reloads; returns whether the new settings are in force."""

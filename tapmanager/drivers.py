@@ -103,8 +103,8 @@ class PciDrivers:
                 raise invalid(f"PCI device {address} is a bridge: devices behind it would lose their drivers")
 
     def _refuse_in_use(self, device: str, address: str) -> None:
-        """Refuses a function of a VM, for two reasons: the kernel waits for the VM's end before it unbinds vfio-pci; and a host
-        driver in the IOMMU group of a VM can reach the VM's memory (older kernels crash then)."""
+        """Refuses a function of a VM, for two reasons. The kernel waits for the VM's end before it unbinds vfio-pci. A
+        host driver in the IOMMU group of a VM can reach the VM's memory; older kernels crash then."""
         with contextlib.suppress(FileNotFoundError):  # no IOMMU
             group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
             if self._is_open(f"/dev/vfio/{group}"):

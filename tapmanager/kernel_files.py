@@ -11,7 +11,8 @@ _NO_VALUE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, e
 
 
 def value_in(path: str) -> str:
-    """Without surrounding white space; "" where there is none. Raises OSError: what cannot be read now may be there."""
+    """The file's text without surrounding white space; "" if the kernel has no value there. Raises OSError for any
+    other failure, because the value may exist."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read().strip()

@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapmanager.cni.conf import NetworkConf, conf_from_json
+from tapmanager.cni.conf import NO_CNI, NetworkConf, conf_from_json
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
-from tapmanager.pod import MAX_QUEUES, Dns, Nic, NicFunction, Pod, address, sandbox_id
+from tapmanager.network_values import Dns, address
+from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, SharedNic, sandbox_id
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _FIELDS = (
     "fetch_key",
     "placement",
     "boot",
+    "shared",
 )
 
 
@@ -60,7 +62,8 @@ class Placement:
     """Where the sandbox's next QEMU goes: the path of its cgroup below each hierarchy ("": it stays where it is) and its
     oom_score_adj (None: unchanged). The taps are handed out until `open_until` (seconds since boot, 0: never), to one process
     of the user `uid` (0: the common user of VMs). `taken_by` names that process. `queues`: how many queues it may have per NIC;
-    0 for a virtshim of an earlier version, whose VMs support neither queues nor vhost-net."""
+    0 for a virtshim of an earlier version, whose VMs support neither queues nor vhost-net. `stream`: passt's socket, in a pod
+    whose namespace another runtime made."""
 
     group: str = ""
     oom_score_adj: int | None = None
@@ -68,6 +71,7 @@ class Placement:
     taken_by: str = ""
     uid: int = 0
     queues: int = 0
+    stream: str = ""
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Placement:
@@ -80,6 +84,7 @@ class Placement:
             text(obj, "taken_by", where, ""),
             number({"uid": 0, **obj}, "uid", where, 0, MAX_UID),
             number({"queues": 0, **obj}, "queues", where, 0, MAX_QUEUES),
+            text(obj, "stream", where, ""),
         )
 
 
@@ -87,6 +92,7 @@ class Placement:
 class Entry:
     """Everything that release needs, even if the configuration changes: the CNI configuration and plugin directories used, ADD's
     result (None: ADD may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
+    `shared`: the NIC in a namespace that another runtime made, for which no plugin ran (`conf`: NO_CNI).
     `fetch_key`: 64 hex digits. `placement` has a file of its own (`Ledger.place`). `boot`: the kernel's id of the boot in which
     the pod was attached ("": unknown)."""
 
@@ -103,6 +109,7 @@ class Entry:
     dns: Dns = Dns()
     placement: Placement = Placement()
     boot: str = ""
+    shared: SharedNic | None = None
 
     def __repr__(self) -> str:  # without the key, which must not reach logs
         return f"Entry({self.pod.sandbox}, {self.phase.value})"
@@ -123,6 +130,7 @@ def to_json(entry: Entry) -> Json:
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
         "boot": entry.boot,
+        **({"shared": entry.shared.to_json()} if entry.shared else {}),
     }
 
 
@@ -139,12 +147,12 @@ def from_json(raw: Json) -> Entry:
     phase = text(raw, "phase", "ledger")
     if phase not in {one.value for one in Phase}:
         raise BadField(f"ledger.phase: {phase[:20]!r}")
-    result = raw.get("result")
+    result, shared = raw.get("result"), raw.get("shared")
     return Entry(
         phase=Phase(phase),
         pod=Pod.from_json(as_object(raw.get("pod"), "ledger.pod"), "ledger.pod"),
         netns=text(raw, "netns", "ledger"),
-        conf=conf_from_json(as_object(raw.get("conf"), "ledger.conf")),
+        conf=NO_CNI if shared else conf_from_json(as_object(raw.get("conf"), "ledger.conf")),
         bin_dirs=texts(raw, "bin_dirs", "ledger"),
         fetch_key=text(raw, "fetch_key", "ledger"),
         result=None if result is None else as_object(result, "ledger.result"),
@@ -159,6 +167,7 @@ def from_json(raw: Json) -> Entry:
             as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
         ),
         boot=text(raw, "boot", "ledger", ""),
+        shared=SharedNic.from_json(as_object(shared, "ledger.shared"), "ledger.shared") if shared else None,
     )
 
 
@@ -211,7 +220,10 @@ class Ledger:
         path = self._placement_path(sandbox)
         try:
             os.makedirs(self._placements, mode=0o700, exist_ok=True)
-            self._replace(path, json.dumps(dataclasses.asdict(placement)).encode(), synced=False)
+            told = dataclasses.asdict(placement)
+            if not placement.stream:  # an earlier version does not know it
+                del told["stream"]
+            self._replace(path, json.dumps(told).encode(), synced=False)
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
 

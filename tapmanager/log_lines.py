@@ -45,11 +45,11 @@ def log_file(path: str) -> logging.Handler:
     return LogFile(path, maxBytes=_FILE_BYTES, backupCount=1)
 
 
-def one_line(text: str, longest: int = _LONGEST) -> str:
+def one_line(text: str) -> str:
     """Escapes characters that are not printable, above all line breaks, and cuts long text."""
-    cut = text[:longest]
+    cut = text[:_LONGEST]
     shown = cut if cut.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in cut)
-    return shown if len(text) <= longest else f"{shown} ... ({len(text)} characters)"
+    return shown if len(text) <= _LONGEST else f"{shown} ... ({len(text)} characters)"
 
 
 def _escaped(char: str) -> str:

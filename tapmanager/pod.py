@@ -10,19 +10,30 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from tapmanager.fields import HEX64, MAC, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.fields import HEX64, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
+from tapmanager.network_values import (
+    FILTERS,
+    OFF,
+    PASST_IPV4,
+    PASST_IPV6,
+    PASST_MTU,
+    Dns,
+    Existing,
+    address,
+    cidr,
+    link_name,
+    mac_address,
+    network,
+)
 from tapmanager.sriov.vf_settings import VfSettings
 
 # Characters allowed in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are a subset.
 _ARG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
-# Filters of what a guest sends through its tap, from the weakest to the strongest.
-OFF, MAC_ONLY, WITH_IP = FILTERS = ("off", "mac", "mac+ip")
 # Queues per NIC. More do not help beyond the queues of the node's NIC. A VM has at most ten NICs, and a frame 160 descriptors.
 MAX_QUEUES = 8
-# Linux allows more characters: its dev_valid_name() forbids only "/", ":" and white space. Sane plugins do not use the rest.
-_LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
 
 
 def sandbox_id(value: str, where: str) -> str:
@@ -32,66 +43,11 @@ def sandbox_id(value: str, where: str) -> str:
     return value
 
 
-def mac_address(value: str, where: str) -> str:
-    """Six octets in lower case with colons; not a group address."""
-    lowered = value.lower()
-    if not MAC.fullmatch(lowered) or int(lowered[:2], 16) & 1:
-        raise BadField(f"{where}: not a unicast MAC address: {value[:40]!r}")
-    return lowered
-
-
-def link_name(value: str, where: str) -> str:
-    """The name of a network interface: 1 to 15 printable characters without "/" and ":"."""
-    if not _LINK.fullmatch(value):
-        raise BadField(f"{where}: not an interface name: {value[:40]!r}")
-    return value
-
-
-def cidr(value: str, where: str) -> str:
-    """An address with its prefix length, in canonical spelling: `10.88.0.5/16`."""
-    bad = f"{where}: not an address with a prefix length: {value[:60]!r}"
-    if "/" not in value:
-        raise BadField(bad)
-    try:
-        return str(ipaddress.ip_interface(value))
-    except ValueError as exc:
-        raise BadField(bad) from exc
-
-
-def network(value: str, where: str) -> str:
-    """The destination of a route, with host bits cleared: `0.0.0.0/0`."""
-    try:
-        return str(ipaddress.ip_network(value, strict=False))
-    except ValueError as exc:
-        raise BadField(f"{where}: not a network: {value[:60]!r}") from exc
-
-
-def address(value: str, where: str) -> str:
-    """A bare IP address in canonical spelling."""
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError as exc:
-        raise BadField(f"{where}: not an IP address: {value[:60]!r}") from exc
-
-
 def filter_name(value: str, where: str) -> str:
     """One of FILTERS."""
     if value not in FILTERS:
         raise BadField(f"{where}: {value[:20]!r} is not one of {', '.join(FILTERS)}")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Dns:
-    servers: tuple[str, ...] = ()
-    searches: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, obj: Json, where: str) -> Dns:
-        refuse_unknown(obj, ("servers", "searches", "options"), where)
-        servers = tuple(address(s, f"{where}.servers[{at}]") for at, s in enumerate(texts(obj, "servers", where)))
-        return cls(servers, texts(obj, "searches", where), texts(obj, "options", where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +94,8 @@ class Pod:
     derive it from the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: the pod's VMs may want several
     queues per NIC. `policy_routes`: the caller gives such routes to the guest; a caller of an earlier version does not. `macs`:
     of the guest's NICs, by the name of the interface in the pod; of others the plugin decides. `addresses`: wanted ones as CIDRs,
-    by interface; the pod gets others if the plugins refuse them."""
+    by interface; the pod gets others if the plugins refuse them. `existing`: the namespace to attach the VMs to; without it,
+    tapmanager makes one."""
 
     sandbox: str
     namespace: str
@@ -153,10 +110,11 @@ class Pod:
     policy_routes: bool = False
     macs: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    existing: Existing | None = None
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs", "addresses")
+        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs", "addresses", "existing")
         refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", *plain), where)
         pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
@@ -180,6 +138,9 @@ class Pod:
             obj.get("policy_routes") is True,
             _macs(as_object(obj.get("macs") or {}, f"{where}.macs"), f"{where}.macs"),
             _addresses(as_object(obj.get("addresses") or {}, f"{where}.addresses"), f"{where}.addresses"),
+            Existing.from_json(as_object(obj["existing"], f"{where}.existing"), f"{where}.existing")
+            if "existing" in obj
+            else None,
         )
 
     def to_json(self) -> Json:
@@ -195,6 +156,7 @@ class Pod:
             "policy_routes": self.policy_routes,
             "macs": dict(self.macs),
             "addresses": {name: list(wanted) for name, wanted in self.addresses.items()},
+            **({"existing": dataclasses.asdict(self.existing)} if self.existing else {}),
         }
 
 
@@ -313,6 +275,42 @@ class Nic:
             multi_queue=obj.get("multi_queue") is True,  # taps of earlier versions have one queue
             rules=_rules(obj, where),
             table_routes=_table_routes(obj, where),
+        )
+
+    def to_json(self) -> Json:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNic:
+    """The guest's NIC in a pod whose namespace another runtime made. passt carries its traffic, so the guest has the addresses
+    that the namespace keeps. `link`: the namespace's interface; nothing changes it. `inode`: identifies the namespace."""
+
+    link: str
+    mac: str
+    inode: int
+    addresses: tuple[str, ...]
+
+    guest_mtu: ClassVar[int] = PASST_MTU
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Everything goes to passt, which has these addresses for the guest."""
+        families = {ipaddress.ip_interface(one).version for one in self.addresses}
+        on_link = (Route(f"{PASST_IPV4}/32"),) if 4 in families else ()
+        default = (("0.0.0.0/0", PASST_IPV4, 4), ("::/0", PASST_IPV6, 6))
+        return (*on_link, *(Route(to, via) for to, via, family in default if family in families))
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> SharedNic:
+        refuse_unknown(obj, cls.__slots__, where)
+        return cls(
+            link=link_name(text(obj, "link", where), f"{where}.link"),
+            mac=mac_address(text(obj, "mac", where), f"{where}.mac"),
+            inode=number(obj, "inode", where, 1, 1 << 62),
+            addresses=tuple(
+                cidr(item, f"{where}.addresses[{at}]") for at, item in enumerate(texts(obj, "addresses", where))
+            ),
         )
 
     def to_json(self) -> Json:

@@ -18,15 +18,18 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from tapmanager import protocol
 from tapmanager.errors import TapmanagerError, invalid
-from tapmanager.fields import Json
+from tapmanager.fields import BadField, Json, as_object, refuse_unknown
 from tapmanager.log_lines import LineLimit
 from tapmanager.peer import Peer, peer_of
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 _BACKLOG = 512
 # The longest time that a caller may allow for one request, in seconds.
@@ -60,6 +63,41 @@ class Answer:
 
 # (request, peer, until) -> Answer; raises TapmanagerError, OSError
 Perform = Callable[[Json, Peer, float], Answer]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """One request: the arguments, the sender, and the end of its time (time.monotonic())."""
+
+    args: Json
+    peer: Peer
+    until: float
+
+
+@dataclasses.dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
+class Verb(Generic[R]):
+    """`names`: of all its arguments; None for a verb that checks them itself."""
+
+    run: Callable[[R, Call], Answer]
+    names: Sequence[str] | None = ()
+    open_to_qemu: bool = False
+
+
+def run_verb(table: Mapping[str, Verb[R]], resources: R, request: Json, peer: Peer, until: float) -> Answer:
+    """Runs one request; `until` is a point in time of time.monotonic(). Raises TapmanagerError; OSError from the kernel."""
+    name = request.get("verb")
+    verb = table.get(name) if isinstance(name, str) else None
+    if verb is None:
+        raise invalid(f"verb: {str(name)[:40]!r} is not one of {', '.join(table)}")
+    if not (peer.is_root or verb.open_to_qemu):
+        raise TapmanagerError("permission", f"{name} is for root only")
+    try:
+        args = as_object(request.get("args"), "args")
+        if verb.names is not None:
+            refuse_unknown(args, verb.names, "args")
+        return verb.run(resources, Call(args, peer, until))
+    except BadField as exc:
+        raise invalid(str(exc)) from exc
 
 
 def lock_file(path: str) -> int:

@@ -1,66 +1,133 @@
 """tapmanager's settings: the `[tapmanager]` table of a TOML file and its drop-ins. Flags take precedence. One field per
-setting."""
+setting. virtshim's table of all settings takes them from here (`virtshim.config.node.Tapmanager`)."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import grp
 import pwd
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapmanager import toml_files
 from tapmanager.errors import invalid
-from tapmanager.pod import FILTERS, WITH_IP
+from tapmanager.network_values import FILTERS, WITH_IP
 from tapmanager.toml_files import Layers
+
+if TYPE_CHECKING:
+    import argparse
 
 _QEMU_USERS = ("libvirt-qemu", "qemu")
 _LEVELS = ("debug", "info", "warning", "error")
+MOST_SECONDS = 3600
+
+
+def _setting(
+    default: Any,
+    meaning: str,
+    *,
+    why: str,
+    allowed: str = "",
+    choices: tuple[str, ...] = (),
+    unit: str = "",
+    reload: bool = False,
+) -> Any:
+    """`why`: the reason for the default. `allowed`: the allowed values in words. `choices`: the allowed values, if there are few.
+    `reload`: whether SIGHUP changes the setting in a running tapmanager; all others need a restart."""
+    about = {"meaning": meaning, "why": why, "allowed": allowed, "unit": unit, "reload": reload}
+    return field(default=default, metadata={"about": about, "choices": choices})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Timeouts are in seconds. Each field is a key of the file and a flag."""
+    """Each field is a key of the file and a flag."""
 
-    socket: str = field(default="/run/virtshim/tapmanager.sock", metadata={"help": "socket to serve"})
-    state_dir: str = field(default="/var/lib/virtshim/tapmanager", metadata={"help": "records of attached pods"})
-    netns_dir: str = field(default="/run/netns", metadata={"help": "directory of the names of network namespaces"})
-    cni_conf_dir: str = field(
-        default="/etc/cni/net.d",
-        metadata={"help": "directory of the CNI configuration; the first file by name is used"},
+    socket: str = _setting(
+        "/run/virtshim/tapmanager.sock", "tapmanager's socket", why="beside the other sockets, in paths.run_dir"
     )
-    cni_bin_dir: tuple[str, ...] = field(
-        default=("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"),
-        metadata={"help": "directory of CNI plugins, may be repeated; the first match wins"},
+    state_dir: str = _setting(
+        "/var/lib/virtshim/tapmanager",
+        "directory of the records of attached pods",
+        why="must survive a reboot, because CNI's DEL needs the parameters of ADD",
     )
-    qemu_user: str = field(
-        default="", metadata={"help": f"user or uid that QEMU runs as; default: {' or '.join(_QEMU_USERS)}"}
+    netns_dir: str = _setting(
+        "/run/netns",
+        "directory of the names of network namespaces",
+        why="`ip netns` looks in this directory, so people find the namespaces",
     )
-    qemu_group: str = field(
-        default="", metadata={"help": "group of the VMs' users, who may connect; default: the group of qemu_user"}
+    cni_conf_dir: str = _setting(
+        "/etc/cni/net.d",
+        "directory of the CNI configuration; the first file by name is used",
+        why="network add-ons put it there",
     )
-    cni_timeout: float = field(default=90.0, metadata={"help": "longest run time of one CNI plugin, seconds"})
-    undo_timeout: float = field(
-        default=30.0, metadata={"help": "longest time for the clean-up after a failed attach, seconds"}
+    cni_bin_dir: tuple[str, ...] = _setting(
+        ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"),
+        "directories of CNI plugins; the first match wins",
+        allowed="absolute paths, at least one",
+        why="add-ons, Debian and Fedora put them there",
     )
-    filter: str = field(
-        default=WITH_IP,
-        metadata={"help": "which sender addresses VMs cannot forge: off, mac or mac+ip", "choices": FILTERS},
+    qemu_user: str = _setting(
+        "",
+        "user or uid that QEMU runs as; default: the distribution's user for QEMU",
+        allowed="name or number",
+        why=f"{' or '.join(_QEMU_USERS)}, whichever exists",
     )
-    filter_by_pod: bool = field(
-        default=False, metadata={"help": "whether a pod's annotation may weaken the filter, true or false"}
+    qemu_group: str = _setting(
+        "",
+        "group or gid of the VMs' users, as in `libvirt.qemu_group`; default: the group of `qemu_user`",
+        allowed="name or number",
+        why="the group that /dev/kvm belongs to",
     )
-    vhost_net: bool = field(
-        default=True,
-        metadata={"help": "whether the kernel transfers guests' frames if /dev/vhost-net works, true or false"},
+    cni_timeout: float = _setting(
+        90.0,
+        "longest run time of one CNI plugin",
+        unit="s",
+        reload=True,
+        why="below kubelet's limit of four minutes for RunPodSandbox",
     )
-    cni_gc: bool = field(
-        default=False,
-        metadata={"help": "at start, free CNI resources of unknown pods; only if the node has no other runtime"},
+    undo_timeout: float = _setting(
+        30.0,
+        "longest time for the clean-up after a failed attach",
+        unit="s",
+        reload=True,
+        why="the caller waits for the clean-up; the removal of the pod removes the rest",
     )
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error", "choices": _LEVELS})
+    filter: str = _setting(
+        WITH_IP,
+        "which sender addresses VMs cannot forge, if CNI assigned addresses",
+        choices=FILTERS,
+        reload=True,
+        why="as for a container without NET_RAW; see [network.md](network.md#forged-senders). A change applies to new pods",
+    )
+    filter_by_pod: bool = _setting(
+        False,
+        "whether a pod's annotation may weaken the filter",
+        reload=True,
+        why="pods' authors are not trusted",
+    )
+    vhost_net: bool = _setting(
+        True,
+        "whether the kernel transfers guests' frames (vhost-net), if /dev/vhost-net works",
+        reload=True,
+        why="QEMU need not wake up for each frame; false keeps guests away from that part of the kernel. A change applies to "
+        "VMs that start later",
+    )
+    cni_gc: bool = _setting(
+        False,
+        "at start, free CNI resources of pods that tapmanager does not know",
+        why="true also frees the leases of other runtimes' pods on the network: [network.md](network.md#status-gc-and-check)",
+    )
+    log_level: str = _setting(
+        "info",
+        "lowest level that is logged",
+        choices=_LEVELS,
+        reload=True,
+        why="one line for each pod that is attached or detached",
+    )
+
+
+RELOADED = tuple(one.name for one in dataclasses.fields(Settings) if one.metadata["about"]["reload"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +136,6 @@ class QemuUser:
 
     uid: int | None
     gid: int
-
-
-# The settings that SIGHUP changes in a running tapmanager. All others need a restart.
-RELOADED = ("cni_timeout", "undo_timeout", "filter", "filter_by_pod", "vhost_net", "log_level")
 
 
 def load(argv: Sequence[str]) -> Settings:
@@ -94,24 +157,39 @@ def load(argv: Sequence[str]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse  # loaded late, because virtshim's daemons load this module, and have no such flags
+
     parser = argparse.ArgumentParser(
         "tapmanager", description="Manages the network of every pod: namespaces, CNI, taps, DHCP."
     )
     parser.add_argument(
         "--config", metavar="FILE", help="TOML file with a [tapmanager] table; FILE.d/*.toml are its drop-ins"
     )
+    kinds: dict[type, Callable[[str], object]] = {bool: _switch, float: float}
     for one in dataclasses.fields(Settings):
         flag = "--" + one.name.replace("_", "-")
-        text = f"{one.metadata['help']} (default: {one.default})"
-        kind: Callable[[str], object] = str
-        if isinstance(one.default, bool | float):
-            kind = _switch if isinstance(one.default, bool) else float
+        kind = kinds.get(type(one.default), str)
         action = "append" if isinstance(one.default, tuple) else "store"
-        parser.add_argument(flag, dest=one.name, type=kind, action=action, help=text, metavar="VALUE")
+        parser.add_argument(flag, dest=one.name, type=kind, action=action, help=_help(one), metavar="VALUE")
     return parser
 
 
+def _help(one: dataclasses.Field[Any]) -> str:
+    text, unit = one.metadata["about"]["meaning"], one.metadata["about"]["unit"]
+    if choices := one.metadata["choices"] or (("true", "false") if isinstance(one.default, bool) else ()):
+        text += f": {_listed(choices)}"
+    if isinstance(one.default, tuple):
+        text += "; the flag may be repeated"
+    return text if one.default == "" else f"{text} (default: {f'{one.default} {unit}'.rstrip()})"
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
 def _switch(text: str) -> bool:
+    import argparse
+
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError("must be true or false")
     return text == "true"
@@ -128,8 +206,8 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
 
 def _as(one: dataclasses.Field[Any], value: object) -> object:
     """Raises ValueError, which says what the value must be."""
-    if choices := one.metadata.get("choices"):
-        return _required(value in choices, value, f"{', '.join(choices[:-1])} or {choices[-1]}")
+    if choices := one.metadata["choices"]:
+        return _required(value in choices, value, _listed(choices))
     if isinstance(one.default, tuple):
         items = [value] if isinstance(value, str) else value
         paths = isinstance(items, list) and all(isinstance(item, str) and item.startswith("/") for item in items)
@@ -137,8 +215,8 @@ def _as(one: dataclasses.Field[Any], value: object) -> object:
     if isinstance(one.default, bool):
         return _required(isinstance(value, bool), value, "true or false")
     if isinstance(one.default, float):
-        in_range = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 3600
-        return float(_required(in_range, value, "seconds, more than 0 and at most 3600"))
+        in_range = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_SECONDS
+        return float(_required(in_range, value, f"seconds, more than 0 and at most {MOST_SECONDS}"))
     if one.name in ("qemu_user", "qemu_group"):
         return str(_required(isinstance(value, str | int), value, "a name or number"))
     return _required(isinstance(value, str) and value.startswith("/"), value, "an absolute path")

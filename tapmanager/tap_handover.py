@@ -1,4 +1,5 @@
-"""Hands out a pod's taps to one process at a time. virtshim announces that process, and it becomes the pod's QEMU."""
+"""Hands out a pod's taps, or a connection to its passt, to one process at a time. virtshim announces that process, and it becomes
+the pod's QEMU."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tapmanager import protocol
-from tapmanager.errors import TapmanagerError, unavailable
+from tapmanager.errors import TapmanagerError, invalid, unavailable
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
-from tapmanager.links import netns, tap
+from tapmanager.links import netns, stream, tap
 from tapmanager.links.tap import VhostNet
 from tapmanager.peer import Peer, process_of
-from tapmanager.pod import Nic
+from tapmanager.pod import Nic, SharedNic
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,10 @@ _START_TIME = 120
 
 @dataclass(frozen=True, slots=True)
 class OpenTap:
-    """Descriptors that the holder owns: one for each queue of the NIC's tap, and as many of vhost-net, or none."""
+    """Descriptors that the holder owns: one for each queue of the NIC's tap, and as many of vhost-net, or none. For a shared NIC:
+    one connection to passt."""
 
-    nic: Nic
+    nic: Nic | SharedNic
     fds: Sequence[int]
     vhost: Sequence[int] = ()
 
@@ -60,9 +62,9 @@ class TapHandover:
     def fetch(
         self, sandbox: str, key: str, peer: Peer, admit: Callable[[Placement], object], until: float
     ) -> Sequence[OpenTap]:
-        """Opens the NICs' taps, while `admit` moves `peer` into the cgroup that `arm` named; the kernel takes 5 ms and more for
-        that. The peer gets the taps when both are done. An unknown sandbox and a wrong key get the same refusal, so that an
-        unauthorized caller learns nothing."""
+        """Opens the NICs' taps. Meanwhile `admit` moves `peer` into the cgroup that `arm` named, because the kernel
+        takes 5 ms and more for the move. The peer gets the taps when both are done. An unknown sandbox and a wrong key
+        get the same refusal, so that an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
             entry = self._taken(self._unlocked(sandbox, key), peer)
             with ThreadPoolExecutor(1, "cgroup-move") as beside:
@@ -76,6 +78,8 @@ class TapHandover:
         return opened
 
     def _opened(self, entry: Entry, until: float) -> Sequence[OpenTap]:
+        if entry.shared is not None:
+            return [OpenTap(entry.shared, [stream.connect(entry.placement.stream, entry.shared.mac, until)])]
         taps = [OpenTap(nic, fds) for nic, fds in zip(entry.nics, self._open_taps(entry, until), strict=True)]
         return self._with_vhost(taps) if entry.placement.queues else taps
 
@@ -92,8 +96,13 @@ class TapHandover:
         Raises TapmanagerError (not-found) for an unknown sandbox."""
         placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
         with self._locks.holding(sandbox, until):
-            if self._ledger.read(sandbox) is None:
+            entry = self._ledger.read(sandbox)
+            if entry is None:
                 raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
+            if bool(placement.stream) != (entry.shared is not None):
+                raise invalid(
+                    f"args.stream: sandbox {sandbox} has {'a network' if entry.shared is None else 'no network'} of its own"
+                )
             self._ledger.place(sandbox, placement)
             self._vm_uids[sandbox] = placement.uid
 
@@ -118,7 +127,7 @@ class TapHandover:
         if placement.taken_by == process:  # the same process asks again after a broken connection
             return entry
         if placement.taken_by or _since_boot() >= placement.open_until:
-            why = "is not open: its key is good for one start by virtshim"
+            why = "is not open: its key works for one start by virtshim"
             raise TapmanagerError("permission", f"the network of sandbox {entry.pod.sandbox} {why}")
         taken = dataclasses.replace(placement, taken_by=process)
         self._ledger.place(entry.pod.sandbox, taken)

@@ -4,15 +4,18 @@ attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_ma
          "multi_queue": the VMs may want several queues per NIC; a tap is made for one, or for any number. "policy_routes": the
          caller gives the guest what the answer's interfaces have under "rules" and "table_routes"; else such pods are refused.
          "macs": of the guest's NICs, by interface; of others the plugin decides. "addresses": wanted ones, by interface; the pod
-         gets others if the plugins refuse them.
+         gets others if the plugins refuse them. "existing": {"path", "addresses"}: the namespace that another runtime made, in
+         which no plugin runs and nothing changes; the pod has these addresses there.
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu", "queues", "vhost"}]} + descriptors               root, QEMU
          Works only after `group`, for one process, which becomes QEMU and enters that cgroup. Descriptors for each interface in
-         turn: one of the tap per queue in "queues" (absent: 1), then with "vhost" (absent: false) as many of vhost-net.
-group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues"}  -> {"made"}           root
+         turn: one of the tap per queue in "queues" (absent: 1), then with "vhost" (absent: false) as many of vhost-net. With
+         "stream" (absent: false) the one descriptor is a connection to passt.
+group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues", "stream"}  -> {"made"}  root
          Makes the container's cgroup with limits below `parent`; the sandbox's next VM goes into it. Opens the network to that
          VM: for two minutes, `fetch` answers one process of that user. "uid" 0: the common user of VMs. "queues": wanted queues
-         per NIC; absent: the VM supports neither queues nor vhost-net, as in earlier versions.
+         per NIC; absent: the VM supports neither queues nor vhost-net, as in earlier versions. "stream": the path of passt's
+         socket, for a sandbox with "existing".
 disarm   {"sandbox"}         -> {}         the start has failed: `fetch` answers no process any more               root
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
@@ -32,20 +35,19 @@ counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tapmanager.attachments import Attachments
 from tapmanager.cgroups.plan import RequestedLimits, cgroup_path
 from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.drivers import PciDrivers, UsbDrivers
-from tapmanager.errors import TapmanagerError, invalid
-from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, refuse_unknown, text
+from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, text
 from tapmanager.ledger import Entry, Placement
 from tapmanager.links import network_plan
 from tapmanager.peer import Peer
-from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, sandbox_id
-from tapmanager.server import Answer
+from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, SharedNic, sandbox_id
+from tapmanager.server import Answer, Call, Verb, run_verb
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.tap_handover import OpenTap
 
@@ -61,43 +63,20 @@ class HostResources:
     usb: UsbDrivers = field(default_factory=UsbDrivers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One request: the arguments, the sender, and the end of its time (time.monotonic())."""
-
-    args: Json
-    peer: Peer
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Verb:
-    run: Callable[[HostResources, _Call], Answer]
-    open_to_qemu: bool = False
-
-
 def perform(resources: HostResources, request: Json, peer: Peer, until: float) -> Answer:
-    """Runs one request; `until` is a point in time of time.monotonic(). Raises TapmanagerError; OSError from the kernel."""
-    name = request.get("verb")
-    verb = _TABLE.get(name) if isinstance(name, str) else None
-    if verb is None:
-        raise invalid(f"verb: {str(name)[:40]!r} is not one of {', '.join(_TABLE)}")
-    if not (peer.is_root or verb.open_to_qemu):
-        raise TapmanagerError("permission", f"{name} is for root only")
-    try:
-        return verb.run(resources, _Call(as_object(request.get("args"), "args"), peer, until))
-    except BadField as exc:
-        raise invalid(str(exc)) from exc
+    return run_verb(_TABLE, resources, request, peer, until)
 
 
-def _attach(resources: HostResources, call: _Call) -> Answer:
+def _attach(resources: HostResources, call: Call) -> Answer:
     pod = Pod.from_json(call.args, "args")
     return Answer(_network(resources.attachments.attach(pod, call.until)))
 
 
 def _network(entry: Entry) -> Json:
-    by_name: dict[str, Nic | NicFunction] = {nic.link: nic for nic in entry.nics}
+    by_name: dict[str, Nic | NicFunction | SharedNic] = {nic.link: nic for nic in entry.nics}
     by_name |= {function.link: function for function in entry.functions}
+    if entry.shared is not None:
+        by_name = {entry.shared.link: entry.shared}
     names = network_plan.in_guest_order(entry.result or {}, list(by_name))
     return {
         "netns": entry.netns,
@@ -105,36 +84,36 @@ def _network(entry: Entry) -> Json:
         "ips": list(entry.ips),
         "dns": dataclasses.asdict(entry.dns),
         "fetch_key": entry.fetch_key,
+        **({"inode": entry.shared.inode} if entry.shared else {}),
     }
 
 
-def _interface(one: Nic | NicFunction) -> Json:
+def _interface(one: Nic | NicFunction | SharedNic) -> Json:
     """`taken`: the function belongs to the pod, because its link was in the pod's namespace. For any other function, only
     kubelet's grant says whose it is."""
-    rules = {"rules": [dataclasses.asdict(rule) for rule in one.rules]} if one.rules else {}
-    tables = {"table_routes": [dataclasses.asdict(route) for route in one.table_routes]} if one.table_routes else {}
-    function = {"function": one.pci, "taken": bool(one.driver)} if isinstance(one, NicFunction) else {}
+    more: dict[str, object] = {}
+    if not isinstance(one, SharedNic):
+        more |= {"rules": [dataclasses.asdict(rule) for rule in one.rules]} if one.rules else {}
+        more |= {"table_routes": [dataclasses.asdict(route) for route in one.table_routes]} if one.table_routes else {}
+    if isinstance(one, NicFunction):
+        more |= {"function": one.pci, "taken": bool(one.driver)}
     return {
         "name": one.link,
         "mac": one.mac,
-        "mtu": one.guest_mtu if isinstance(one, Nic) else one.mtu,
+        "mtu": one.mtu if isinstance(one, NicFunction) else one.guest_mtu,
         "addresses": list(one.addresses),
         "routes": [dataclasses.asdict(route) for route in one.routes],
-        **rules,
-        **tables,
-        **function,
+        **more,
     }
 
 
-def _release(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox",), "args")
+def _release(resources: HostResources, call: Call) -> Answer:
     sandbox = _sandbox(call.args)
     resources.attachments.release(sandbox, call.until, resources.groups.forget)
     return Answer({})
 
 
-def _fetch(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox", "key"), "args")
+def _fetch(resources: HostResources, call: Call) -> Answer:
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
 
     def admit(placement: Placement) -> None:
@@ -149,50 +128,55 @@ def _fetch(resources: HostResources, call: _Call) -> Answer:
 def _fetched(tap: OpenTap) -> Json:
     """One queue without vhost-net has the same form as in earlier versions."""
     queues = {"queues": len(tap.fds)} if len(tap.fds) > 1 else {}
+    if isinstance(tap.nic, SharedNic):
+        return {"mac": tap.nic.mac, "mtu": tap.nic.guest_mtu, "stream": True}
     return {"mac": tap.nic.mac, "mtu": tap.nic.guest_mtu, **queues, **({"vhost": True} if tap.vhost else {})}
 
 
-def _group(resources: HostResources, call: _Call) -> Answer:
-    names = ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues")
-    refuse_unknown(call.args, names, "args")
+def _group(resources: HostResources, call: Call) -> Answer:
     sandbox, path = _sandbox(call.args), _path(call.args)
     given = {"uid": 0, "queues": 0, **call.args}  # missing in requests of earlier versions of virtshim
     uid, queues = number(given, "uid", "args", 0, MAX_UID), number(given, "queues", "args", 0, MAX_QUEUES)
     made = bool(path) and resources.groups.make(path, _limits(call.args))
-    placement = Placement(path if made else "", _oom_score_adj(call.args), uid=uid, queues=queues)
+    placement = Placement(
+        path if made else "", _oom_score_adj(call.args), uid=uid, queues=queues, stream=_stream(call.args)
+    )
     resources.attachments.taps.arm(sandbox, placement, call.until)
     return Answer({"made": made})
 
 
-def _disarm(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox",), "args")
+def _stream(args: Json) -> str:
+    path = text(args, "stream", "args", "")
+    if path and not path.startswith("/"):
+        raise BadField(f"args.stream: not an absolute path: {path[:200]!r}")
+    return path
+
+
+def _disarm(resources: HostResources, call: Call) -> Answer:
     resources.attachments.taps.disarm(_sandbox(call.args), call.until)
     return Answer({})
 
 
-def _counters(resources: HostResources, call: _Call) -> Answer:
+def _counters(resources: HostResources, call: Call) -> Answer:
     """An `after` of "" starts from the beginning. If `last` is not "", it is the next call's `after`."""
-    refuse_unknown(call.args, ("after",), "args")
     after = text(call.args, "after", "args", "")
     found, last = resources.attachments.counters(after)
     return Answer({"sandboxes": found, "last": last})
 
 
-def _plugins(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, (), "args")
+def _plugins(resources: HostResources, call: Call) -> Answer:
+    del call
     return Answer(resources.attachments.plugin_runs.as_json())
 
 
-def _limit(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("container", "parent", "limits", "oom_score_adj"), "args")
+def _limit(resources: HostResources, call: Call) -> Answer:
     path, limits, score = _path(call.args), _limits(call.args), _oom_score_adj(call.args)
     if path:
         resources.groups.limit(path, limits, score)
     return Answer({})
 
 
-def _ungroup(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("container", "parent"), "args")
+def _ungroup(resources: HostResources, call: Call) -> Answer:
     if path := _path(call.args):
         resources.groups.remove(path)
     return Answer({})
@@ -212,51 +196,44 @@ def _oom_score_adj(args: Json) -> int:
     return number(args, "oom_score_adj", "args", -1000, 1000)
 
 
-def _lost(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, (), "args")
+def _lost(resources: HostResources, call: Call) -> Answer:
     return Answer({"lost": dict(resources.attachments.lost(call.until))})
 
 
-def _pod(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox",), "args")
+def _pod(resources: HostResources, call: Call) -> Answer:
     pod = resources.attachments.pod(_sandbox(call.args))
     return Answer({"namespace": pod.namespace, "name": pod.name, "uid": pod.uid})
 
 
-def _list(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, (), "args")
+def _list(resources: HostResources, call: Call) -> Answer:
+    del call
     return Answer({"sandboxes": list(resources.attachments.sandboxes())})
 
 
-def _status(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, (), "args")
+def _status(resources: HostResources, call: Call) -> Answer:
+    del call
     reason = resources.attachments.trouble
     return Answer({"ready": not reason, "reason": reason})
 
 
-def _driver(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("address",), "args")
+def _driver(resources: HostResources, call: Call) -> Answer:
     return Answer({"driver": resources.drivers.driver(text(call.args, "address", "args"))})
 
 
-def _bind(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("address", "driver"), "args")
+def _bind(resources: HostResources, call: Call) -> Answer:
     resources.functions.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
     return Answer({})
 
 
-def _function(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("address",), "args")
+def _function(resources: HostResources, call: Call) -> Answer:
     return Answer(resources.functions.describe(text(call.args, "address", "args")))
 
 
-def _reset(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("address",), "args")
+def _reset(resources: HostResources, call: Call) -> Answer:
     return Answer({"reset": resources.drivers.reset(text(call.args, "address", "args"))})
 
 
-def _usb(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("bus", "device"), "args")
+def _usb(resources: HostResources, call: Call) -> Answer:
     place = (number(call.args, name, "args", 1, 999) for name in ("bus", "device"))
     return Answer({"interfaces": resources.usb.probe(*place)})
 
@@ -265,23 +242,23 @@ def _sandbox(args: Json) -> str:
     return sandbox_id(text(args, "sandbox", "args"), "args.sandbox")
 
 
-_TABLE: Mapping[str, _Verb] = {
-    "attach": _Verb(_attach),
-    "release": _Verb(_release),
-    "fetch": _Verb(_fetch, open_to_qemu=True),
-    "group": _Verb(_group),
-    "disarm": _Verb(_disarm),
-    "limit": _Verb(_limit),
-    "ungroup": _Verb(_ungroup),
-    "list": _Verb(_list),
-    "pod": _Verb(_pod),
-    "lost": _Verb(_lost),
-    "status": _Verb(_status),
-    "driver": _Verb(_driver),
-    "bind": _Verb(_bind),
-    "reset": _Verb(_reset),
-    "usb": _Verb(_usb),
-    "function": _Verb(_function),
-    "counters": _Verb(_counters),
-    "plugins": _Verb(_plugins),
+_TABLE: Mapping[str, Verb[HostResources]] = {
+    "attach": Verb(_attach, None),
+    "release": Verb(_release, ("sandbox",)),
+    "fetch": Verb(_fetch, ("sandbox", "key"), open_to_qemu=True),
+    "group": Verb(_group, ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues", "stream")),
+    "disarm": Verb(_disarm, ("sandbox",)),
+    "limit": Verb(_limit, ("container", "parent", "limits", "oom_score_adj")),
+    "ungroup": Verb(_ungroup, ("container", "parent")),
+    "list": Verb(_list),
+    "pod": Verb(_pod, ("sandbox",)),
+    "lost": Verb(_lost),
+    "status": Verb(_status),
+    "driver": Verb(_driver, ("address",)),
+    "bind": Verb(_bind, ("address", "driver")),
+    "reset": Verb(_reset, ("address",)),
+    "usb": Verb(_usb, ("bus", "device")),
+    "function": Verb(_function, ("address",)),
+    "counters": Verb(_counters, ("after",)),
+    "plugins": Verb(_plugins),
 }

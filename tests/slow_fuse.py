@@ -8,9 +8,12 @@ import select
 import struct
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 # linux/fuse.h
 _LOOKUP, _FORGET, _GETATTR, _STATFS, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = (
@@ -86,3 +89,13 @@ class SlowFuse:
             os.write(self._server, _OUT.pack(_OUT.size, -error, unique))
             return
         os.write(self._server, _OUT.pack(_OUT.size + len(body), 0, unique) + body)
+
+
+def dead_directory(place: Path) -> Iterator[Path]:
+    """For a fixture: a new directory whose server is gone. Skips the test where there is no FUSE."""
+    place.mkdir()
+    try:
+        with SlowFuse(place, answers=False):
+            yield place
+    except OSError as exc:
+        pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")

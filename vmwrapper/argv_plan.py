@@ -41,9 +41,10 @@ def nic_arguments(
     numbers: Sequence[int] = (),
     model: str = "virtio",
 ) -> list[str]:
-    """The arguments that give QEMU one NIC for each of `nics`: {"mac", "mtu"}, "queues" if there are several, and "vhost"
-    if the kernel moves its frames. `fds`: for each NIC in turn, a tap descriptor per queue, and then as many of vhost-net.
-    `numbers`: the numbers of the NICs' slots; (): in order. `model`: the NICs' model. Raises PlanError."""
+    """The arguments that give QEMU one NIC for each of `nics`: {"mac", "mtu"}, "queues" if there are several, "vhost" if the
+    kernel moves its frames, and "stream" if passt does. `fds`: for each NIC in turn, a tap descriptor per queue, and then as
+    many of vhost-net; or one connection to passt. `numbers`: the numbers of the NICs' slots; (): in order. `model`: the
+    NICs' model. Raises PlanError."""
     needed = sum(_descriptors(nic) for nic in nics)
     if needed != len(fds):
         raise PlanError(f"tapmanager sent {len(nics)} interfaces and {len(fds)} descriptors, not {needed}")
@@ -60,7 +61,7 @@ def nic_arguments(
     for index, (nic, slot) in enumerate(zip(nics, slots, strict=False)):
         queues = _queues(nic)
         own, rest = rest[: _descriptors(nic)], rest[_descriptors(nic) :]
-        added += ["-netdev", f"tap,id=virtshimnet{index},{_on(own[:queues], own[queues:])}"]
+        added += ["-netdev", _netdev(f"virtshimnet{index}", nic, own)]
         # An empty romfile avoids booting from the network, and reading an option ROM at each start.
         device = f"{_MODELS[model]},netdev=virtshimnet{index},id=virtshimnic{index},mac={_mac(nic)}"
         if model == "virtio":
@@ -71,6 +72,15 @@ def nic_arguments(
             device += f",mq=on,vectors={2 * queues + 2}"
         added += ["-device", f"{device},bus={bus},addr={slot:#x},romfile="]
     return added
+
+
+def _netdev(name: str, nic: Mapping[str, object], fds: Sequence[int]) -> str:
+    if nic.get("stream") is True:
+        if len(fds) != 1:
+            raise PlanError(f"a NIC has one connection to passt, and tapmanager sent {len(fds)}")
+        return f"stream,id={name},server=off,addr.type=fd,addr.str={fds[0]}"
+    queues = _queues(nic)
+    return f"tap,id={name},{_on(fds[:queues], fds[queues:])}"
 
 
 def _on(tap: Sequence[int], vhost: Sequence[int]) -> str:

@@ -55,7 +55,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 # exec of QEMU runs the dynamic loader.
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
-# For a QEMU with a device of the host on PCI or USB: the device's place and description.
+# What a QEMU with a host device on PCI or USB reads: where the device is, and its description.
 _READ_FOR_PCI = ("/sys/bus/pci", "/sys/bus/mdev", "/sys/devices", "/sys/class", "/sys/kernel/iommu_groups")
 # libudev checks the mount of /dev before it reports devices to libusb.
 _READ_FOR_USB = ("/sys/bus/usb", "/sys/class", "/sys/devices", "/sys/dev", "/run/udev", "/proc/self")

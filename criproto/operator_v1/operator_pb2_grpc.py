@@ -130,6 +130,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/Adopt',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.AdoptResponse.FromString,
+                _registered_method=True)
         self.TakeVm = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/TakeVm',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.TakeVmRequest.SerializeToString,
@@ -275,6 +280,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adopt(self, request, context):
+        """Attaches the VMs of a pod to a sandbox that another runtime made and keeps (`virtshim proxy` calls it). Can be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TakeVm(self, request, context):
         """Lets a VM run here that has arrived from a node which no longer answers. If that node runs it all the same, there are two.
         """
@@ -379,6 +391,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.RemoveVm,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.AdoptRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.AdoptResponse.SerializeToString,
             ),
             'TakeVm': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeVm,
@@ -900,6 +917,33 @@ class Operator:
             '/virtshim.operator.v1.Operator/RemoveVm',
             criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/Adopt',
+            criproto_dot_operator__v1_dot_operator__pb2.AdoptRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.AdoptResponse.FromString,
             options,
             channel_credentials,
             insecure,

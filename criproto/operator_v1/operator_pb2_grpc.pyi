@@ -59,6 +59,8 @@ class OperatorStub:
     """
     RemoveVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveVmRequest, _operator_pb2.ActionResponse]
     """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
+    Adopt: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdoptRequest, _operator_pb2.AdoptResponse]
+    """Attaches the VMs of a pod to a sandbox that another runtime made and keeps (`virtshim proxy` calls it). Can be repeated."""
     TakeVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeVmRequest, _operator_pb2.ActionResponse]
     """Lets a VM run here that has arrived from a node which no longer answers. If that node runs it all the same, there are two."""
 
@@ -219,6 +221,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _operator_pb2.ActionResponse:
         """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
+
+    @_abc_1.abstractmethod
+    def Adopt(
+        self,
+        request: _operator_pb2.AdoptRequest,
+        context: _grpc.ServicerContext,
+    ) -> _operator_pb2.AdoptResponse:
+        """Attaches the VMs of a pod to a sandbox that another runtime made and keeps (`virtshim proxy` calls it). Can be repeated."""
 
     @_abc_1.abstractmethod
     def TakeVm(

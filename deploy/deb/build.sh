@@ -44,6 +44,18 @@ umask 022
 
 python=/usr/bin/python3
 python_version=$($python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# Each release's own Python, and the package that has virtiofsd there. For an upgraded package apt installs what is newly recommended,
+# but nothing that the earlier version recommended in vain. So the package for Debian 12 must not name virtiofsd, which Debian 12 does
+# not have: only then does a node that goes on to Debian 13 get it with the package for 13.
+virtiofsd=virtiofsd
+case $built_for in
+  deb12) own_python=3.11 virtiofsd=qemu-system-common ;;
+  deb13) own_python=3.13 ;;
+  ubuntu24.04) own_python=3.12 ;;
+  *) own_python=$python_version && say "this recipe does not know $built_for, and takes Python $python_version for its own" ;;
+esac
+[ "$python_version" = "$own_python" ] ||
+  die "$python is Python $python_version, but $built_for has Python $own_python, on which the package must depend"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-deb.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -184,7 +196,7 @@ mkdir -p "$root/DEBIAN"
 size=$(find "$root" -printf '%y %s\n' | awk '{sum += $1 == "f" ? int(($2 + 1023) / 1024) : 1} END {print sum}')
 upstream() { dpkg-query -W -f '${Version}' "$1" | sed 's/^[0-9]*://; s/[-+].*//'; }
 install -m 644 "$work/md5sums" "$root/DEBIAN/md5sums"
-sed "s/@VERSION@/$version~$built_for/; s/@SIZE@/$size/; s/@PYTHON@/$python_version/g; s/@MAINTAINER@/${maintainer//[\/&]/\\\\&}/
+sed "s/@VERSION@/$version~$built_for/; s/@SIZE@/$size/; s/@PYTHON@/$python_version/g; s/@VIRTIOFSD@/$virtiofsd/; s/@MAINTAINER@/${maintainer//[\/&]/\\\\&}/
   s/@LIBC@/$(upstream libc6)/; s/@LIBVIRT@/$(upstream libvirt0)/" "$here/control" |
   sed ':more; /^[A-Za-z-]*s:.*,$/{N; s/,\n */, /; b more}' > "$root/DEBIAN/control"
 sed "s/@PYTHON@/$python_version/g; s/@BUILT_FOR@/$built_for/g" "$here/preinst" > "$root/DEBIAN/preinst"

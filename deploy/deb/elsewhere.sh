@@ -3,26 +3,34 @@
 # mmdebstrap makes of its packages.
 #
 #   elsewhere.sh SUITE DIRECTORY [VERSION]    (SUITE: bookworm, trixie, noble; BASE_CACHE: keeps the bases, default build/deb-bases;
-#                                              MIRROR: of the suite's distribution, default its own archive)
+#                                              MIRROR: of the suite's distribution, default its own archive; UBUNTU_KEYRING: the file
+#                                              with the keys of Ubuntu's archive)
+#   elsewhere.sh SUITE --packages             only the base and the Python packages, for a build without the network
 set -euo pipefail
 
 say() { printf 'deb for %s: %s\n' "$suite" "$*"; }
 die() { printf 'deb for %s: %s\n' "$suite" "$*" >&2; exit 1; }
 
 suite=${1:-?}
-[ $# = 2 ] || [ $# = 3 ] || die "usage: $0 SUITE DIRECTORY [VERSION]"
+[ $# = 2 ] || [ $# = 3 ] || die "usage: $0 SUITE DIRECTORY [VERSION], or $0 SUITE --packages"
 debian=/usr/share/keyrings/debian-archive-keyring.gpg
-ubuntu=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+ubuntu=${UBUNTU_KEYRING:-/usr/share/keyrings/ubuntu-archive-keyring.gpg}
 case $suite in
-  bookworm | trixie) keys=$debian owner=debian-archive-keyring archive=${MIRROR:-http://deb.debian.org/debian} components=main ;;
-  noble) keys=$ubuntu owner=ubuntu-keyring archive=${MIRROR:-http://archive.ubuntu.com/ubuntu} components="main universe" ;;
+  bookworm | trixie) keys=$debian remedy="run: apt-get install debian-archive-keyring" archive=${MIRROR:-http://deb.debian.org/debian} components=main ;;
+  noble)
+    keys=$ubuntu archive=${MIRROR:-http://archive.ubuntu.com/ubuntu} components="main universe"
+    # Debian 12 has no package with it.
+    remedy="copy that file of an Ubuntu machine (package ubuntu-keyring), and name the copy: UBUNTU_KEYRING=FILE"
+    ;;
   *) die "is not known; the suites are bookworm (Debian 12), trixie (Debian 13), noble (Ubuntu 24.04)" ;;
 esac
 [ "$(id -u)" = 0 ] || die "needs root: it installs packages into a directory. Try: sudo make deb FOR=$suite"
 for tool in mmdebstrap unshare; do command -v $tool >/dev/null || die "$tool is missing; run: make setup"; done
-[ -e "$keys" ] || die "$keys is missing; run: apt-get install $owner"
-mkdir -p "$2"
-out=$(cd "$2" && pwd)
+[ -e "$keys" ] || die "$keys is missing; $remedy"
+if [ "$2" != --packages ]; then
+  mkdir -p "$2"
+  out=$(cd "$2" && pwd)
+fi
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 cache=${BASE_CACHE:-$PWD/build/deb-bases}
@@ -70,11 +78,13 @@ fi
 for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
   [ ! -e "$file" ] || cp -L "$file" "$root$file"
 done
-unshare --mount bash -euo pipefail -s "$root" "$cache/packages-$suite" "$out" ${3:+"$3"} <<'END'
+words=(--packages)
+[ "$2" = --packages ] || words=(/out ${3:+"$3"})
+unshare --mount bash -euo pipefail -s "$root" "$cache/packages-$suite" "${out:-$work}" "${words[@]}" <<'END'
 root=$1
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --bind "$2" "$root/cache"
 mount --bind "$3" "$root/out"
-DEB_CACHE=/cache TMPDIR=/tmp exec chroot "$root" /src/deploy/deb/build.sh /out "${@:4}"
+DEB_CACHE=/cache TMPDIR=/tmp exec chroot "$root" /src/deploy/deb/build.sh "${@:4}"
 END

@@ -21,6 +21,8 @@ BOXES: Final = {
     "vmwrapper": (650, 60, "the VM's own user"),
     "QEMU: the guest": (920, 60, "the VM's own user"),
     "virtiofsd": (920, 280, "one a VM with volumes"),
+    "virtshim agent": (110, 390, "root; optional"),
+    "API server": (380, 390, ""),
 }
 ARROWS: Final = (
     ("kubelet, crictl", "virtshim proxy", "CRI"),
@@ -34,16 +36,18 @@ ARROWS: Final = (
     ("vmwrapper", "QEMU: the guest", "exec"),
     ("virtshim-shares", "virtiofsd", "exec"),
     ("QEMU: the guest", "virtiofsd", "vhost-user"),
+    ("virtshim agent", "virtshim", "admin socket"),
+    ("virtshim agent", "API server", "TLS"),
 )
 
 
 def draw() -> str:
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1030 330" role="img" aria-label="The programs of a node">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1030 440" role="img" aria-label="The programs of a node">',
         "<style>text{font:14px sans-serif;fill:#24292f;text-anchor:middle}.as,.says{font-size:11px;fill:#57606a}</style>",
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">',
         '<path d="M0 0L8 4L0 8z" fill="#57606a"/></marker></defs>',
-        '<rect width="1030" height="330" fill="#ffffff"/>',
+        '<rect width="1030" height="440" fill="#ffffff"/>',
     ]
     parts += [_arrow(*arrow) for arrow in ARROWS]
     for name, (x, y, user) in BOXES.items():

@@ -25,6 +25,8 @@ EXAMPLES = {
     "virtshim.io/command": "ignore",
     "virtshim.io/exec-ports": "24",
     "virtshim.io/image-config": "ignore",
+    "virtshim.io/ports": "22,443,53/udp",
+    "virtshim.io/vm-container": "vm",
     **{one.name: one.example for one in ANNOTATIONS},
     "virtshim.io/max-vcpus": "4",
     "virtshim.io/vnc": "true",

@@ -2,6 +2,7 @@
 # Builds the image that installs virtshim onto nodes: an OCI archive with Debian's python3, the package's files and on_node.py.
 #
 #   build.sh DEB OUT.tar     (IMAGE_CACHE: keeps the base, default build/image; IMAGE_BASE: a tar to use instead)
+#   build.sh --base          only makes the base; the rest needs no network
 #
 # The same package and the same base give the same bytes: times are SOURCE_DATE_EPOCH, by default that of the last commit.
 # It needs no registry: mmdebstrap makes the base from Debian's packages, for the distribution that this runs on, as for the package.
@@ -11,20 +12,14 @@ set -euo pipefail
 say() { printf 'image: %s\n' "$*"; }
 die() { printf 'image: %s\n' "$*" >&2; exit 1; }
 
-[ $# = 2 ] || die "usage: $0 DEB OUT.tar"
+[ $# = 2 ] || [ "$*" = --base ] || die "usage: $0 DEB OUT.tar | --base"
 [ "$(id -u)" = 0 ] || die "needs root: it installs packages into a directory. Try: sudo make image"
 for tool in buildah mmdebstrap dpkg-deb; do
   command -v $tool >/dev/null || die "$tool is missing; run: make setup"
 done
-[ -e "$1" ] || die "$1 does not exist; run: make deb"
+[ "$1" = --base ] || [ -e "$1" ] || die "$1 does not exist; run: make deb"
 here=$(cd "$(dirname "$0")" && pwd)
-deb=$(realpath "$1")
-mkdir -p "$(dirname "$2")"
-out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 cache=${IMAGE_CACHE:-$here/../../build/image}
-whole=$(dpkg-deb --field "$deb" Version)
-# A tag has no ~.
-version=${whole%~*}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct 2>/dev/null || date +%s)}
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-image.XXXXXX")
@@ -56,9 +51,16 @@ if [ -z "$base" ]; then
   fi
   flock -u 9
 fi
+[ "$1" != --base ] || exit 0
 
 # ---- the image -----------------------------------------------------------------------------------------------------
 
+deb=$(realpath "$1")
+mkdir -p "$(dirname "$2")"
+out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
+whole=$(dpkg-deb --field "$deb" Version)
+# A tag has no ~.
+version=${whole%~*}
 say "putting $(basename "$deb") into it"
 mkdir "$work/payload"
 dpkg-deb --extract "$deb" "$work/payload"

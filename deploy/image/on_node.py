@@ -4,6 +4,7 @@
                             kubelet for its new files and labels the node; then waits
     on_node.py install      installs once, without a label; exit code 1 if no VM could start
     on_node.py uninstall    undoes `install`; the records and disks in /var/lib/virtshim stay
+    on_node.py virtshim ... runs a command of virtshim here, for the cluster's programs (deploy/kustomize/overlays/cluster)
 
 It only needs the standard library. It runs the node's own programs (systemctl, virtshim itself) in the node's namespaces.
 """
@@ -33,6 +34,7 @@ UNITS = (
     "virtshim.service",
     "virtshim-proxy.service",
     "virtshim-device-plugin.service",
+    "virtshim-agent.service",
     "virtshim-guests.service",
 )
 # Operators enable it. systemd refuses to restart it while its service runs.
@@ -376,6 +378,13 @@ def api_of(environment: Mapping[str, str]) -> Api:
         raise Trouble(f"the variable {exc} is not set: `run` is for a pod of the DaemonSet") from exc
 
 
+def command_here(words: Sequence[str], payload: str = "/payload") -> list[str]:
+    """The package's program by this image's Python, as the package's own environment names the Python of its node."""
+    packages = sorted(str(one) for one in Path(payload, "usr/lib/virtshim/lib").glob("python3*/site-packages"))
+    code = f"import sys; sys.path[:0] = {packages!r}; from virtshim.cli.main import main; sys.exit(main())"
+    return [sys.executable, "-I", "-c", code, *words]
+
+
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -389,6 +398,9 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
                 for text in wrong:
                     say(f"PROBLEM: {text}")
                 return int(bool(wrong))
+            case ["virtshim", *words]:
+                command = command_here(words)
+                os.execv(command[0], command)  # noqa: S606
             case ["uninstall"]:
                 uninstall(node)
             case ["run"]:

@@ -37,9 +37,9 @@ _EMPTY_WAIT = 3.0
 _EMPTY_POLL = 0.01
 
 
-def hierarchies(mountinfo: str = _MOUNTINFO) -> Sequence[Hierarchy]:
+def hierarchies() -> Sequence[Hierarchy]:
     """The mounted hierarchies. Raises OSError."""
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+    with open(_MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
         found = parse_mountinfo(file.read())
     return [
         Hierarchy(root, _available_controllers(root) if is_v2 else controllers, is_v2)

@@ -36,8 +36,8 @@ def versions_chosen(raw: Json) -> str:
     spoken = [version for version in _IN_ORDER if version in said]
     if not spoken:
         where = "cniVersions" if several else "cniVersion"
-        told = ", ".join(repr(version[:20]) for version in said[:9] if version)
-        raise BadField(f"network.{where}: {told} is not among {', '.join(_IN_ORDER)}")
+        listed = ", ".join(repr(version[:20]) for version in said[:9] if version)
+        raise BadField(f"network.{where}: {listed} is not among {', '.join(_IN_ORDER)}")
     return spoken[-1]
 
 
@@ -144,8 +144,8 @@ class NetworkConf:
 
     def can(self, capability: str) -> bool:
         """Whether a plugin of the chain has this capability."""
-        told = (plugin.get("capabilities") for plugin in self.plugins)
-        return any(isinstance(one, dict) and one.get(capability) is True for one in told)
+        declared = (plugin.get("capabilities") for plugin in self.plugins)
+        return any(isinstance(one, dict) and one.get(capability) is True for one in declared)
 
     def types(self) -> tuple[str, ...]:
         return tuple(str(plugin["type"]) for plugin in self.plugins)
@@ -156,6 +156,10 @@ class NetworkConf:
 
     def to_json(self) -> Json:
         return {"cniVersion": self.version, "name": self.name, "plugins": list(self.plugins)}
+
+
+# Of a pod whose network another runtime made.
+NO_CNI = NetworkConf("", "", ())
 
 
 def parse_conf(data: bytes | str) -> NetworkConf:

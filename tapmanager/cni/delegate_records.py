@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from tapmanager.cni.conf import NetworkConf
 from tapmanager.cni.result import CniResult, parse_result
 from tapmanager.fields import BadField, Json, as_object, objects, text
-from tapmanager.pod import link_name
+from tapmanager.network_values import link_name
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +135,8 @@ def parse(data: bytes, name: str, sandbox: str) -> Delegate:
 
 
 def _whole(result: Json) -> Json:
-    """Completes the result of host-device: for a device at VFIO it names no interface, but says that its addresses belong to the
-    first one."""
+    """Completes the result of the plugin host-device. For a device at VFIO the result names no interface, but its
+    addresses refer to the first interface."""
     if result.get("interfaces") or not result.get("ips"):
         return result
     ips = [{key: value for key, value in ip.items() if key != "interface"} for ip in objects(result, "ips", "result")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tapmanager.fields import BadField, Json, as_object, objects, text, texts
-from tapmanager.pod import Dns, address, cidr, link_name, network
+from tapmanager.network_values import Dns, address, cidr, link_name, network
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from tapmanager.dhcp.packet import (
     build_frame,
     frame_parse,
 )
-from tapmanager.pod import Dns, Nic, Route
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic, Route
 
 # A guest's address never changes while it lives; a day keeps renewals rare.
 _LEASE_SECONDS = 86400

@@ -124,17 +124,17 @@ _FROM_NETWORK: Program = (
 )
 
 
-def sockets_on_tap(tap: str) -> socket.socket:
+def socket_on_tap(tap: str) -> socket.socket:
     """A socket for the guest's DHCP, DHCPv6 and router requests. Must run in the pod's namespace. Raises OSError."""
-    return _sockets_open(tap, _FROM_GUEST)
+    return _packet_socket(tap, _FROM_GUEST)
 
 
-def sockets_on_link(link: str) -> socket.socket:
-    """A socket for neighbour advertisements from the network behind a CNI interface. Like `sockets_on_tap`."""
-    return _sockets_open(link, _FROM_NETWORK)
+def socket_on_link(link: str) -> socket.socket:
+    """A socket for neighbour advertisements from the network behind a CNI interface. Like `socket_on_tap`."""
+    return _packet_socket(link, _FROM_NETWORK)
 
 
-def _sockets_open(link: str, program: Program) -> socket.socket:
+def _packet_socket(link: str, program: Program) -> socket.socket:
     # With protocol 0 the socket receives nothing before the filter is attached. Then ETH_P_ALL, because a bridge takes the frames
     # of its ports before sockets for a single protocol get them.
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
@@ -160,7 +160,7 @@ def _sockets_open(link: str, program: Program) -> socket.socket:
 
 
 class GuestNic:
-    """`tap`: from `sockets_on_tap`. `link`: from `sockets_on_link`, if gateways must be found. Each address family is
+    """`tap`: from `socket_on_tap`. `link`: from `socket_on_link`, if gateways must be found. Each address family is
     optional."""
 
     def __init__(
@@ -207,32 +207,34 @@ def open_nics(entry: Entry, beside: Beside) -> Sequence[GuestNic]:
     """Opens the pod's NICs that have an address. `beside`: the threads of the server that will serve them. Must run in the pod's
     namespace. Raises OSError; then none is open."""
     with contextlib.ExitStack() as undo:
-        opened = [found for nic in entry.nics if (found := _opened_open(entry, nic, beside, undo))]
+        opened = [found for nic in entry.nics if (found := _open_nic(entry, nic, beside, undo))]
         undo.pop_all()
     return opened
 
 
-def _opened_open(entry: Entry, nic: Nic, beside: Beside, undo: contextlib.ExitStack) -> GuestNic | None:
+def _open_nic(entry: Entry, nic: Nic, beside: Beside, undo: contextlib.ExitStack) -> GuestNic | None:
     lease = lease_plan.lease_for(nic, entry.dns, entry.pod.hostname or entry.pod.name)
-    ipv6, told = ipv6_lease.lease_for(nic, entry.dns), routers.told(nic, entry.dns)
+    ipv6, announced = ipv6_lease.lease_for(nic, entry.dns), routers.announcement_for(nic, entry.dns)
     if lease is None and ipv6 is None:
         return None
-    tap = undo.enter_context(sockets_on_tap(nic.tap))
-    link = undo.enter_context(sockets_on_link(nic.link)) if told is not None and told.looks_for_gateways else None
-    if told is None:
+    tap = undo.enter_context(socket_on_tap(nic.tap))
+    looks = announced is not None and announced.looks_for_gateways
+    link = undo.enter_context(socket_on_link(nic.link)) if looks else None
+    if announced is None:
         return GuestNic(tap, lease)
-    for what in told.left_out:
+    for what in announced.left_out:
         log.warning("ipv6.route_not_told sandbox=%s interface=%s route=%s", entry.pod.sandbox, nic.link, what)
     known = {IPv6Address(address) for address in pod_links.answered_for(nic) if ":" in address}
     ends = _ends(entry.pod.sandbox, entry.netns, nic, tap, link, beside)
-    announcer = Announcer(told, ends, known, time.monotonic())
+    announcer = Announcer(announced, ends, known, time.monotonic())
     return GuestNic(tap, lease, ipv6, announcer, link)
 
 
 def _ends(
     sandbox: str, netns_path: str, nic: Nic, tap: socket.socket, link: socket.socket | None, beside: Beside
 ) -> Ends:
-    """Not of the whole ledger entry: what this returns is kept as long as the pod."""
+    """Makes the two ends of a NIC. Takes single values instead of the ledger entry, because the result is kept as long
+    as the pod."""
 
     def to_network(data: bytes) -> None:
         if link is not None:

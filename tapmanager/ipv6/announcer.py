@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from tapmanager.ipv6 import discovery, frame, routers
-from tapmanager.ipv6.routers import Router, Told
+from tapmanager.ipv6.routers import Announcement, Router
 
 # Seconds between two repetitions of advertisements, and of the search for gateways.
 _EVERY = 600.0
@@ -32,11 +32,11 @@ class Ends:
 class Announcer:
     """`known`: stand-in addresses that an earlier process made."""
 
-    def __init__(self, told: Told, ends: Ends, known: Collection[IPv6Address], now: float) -> None:
-        self._told, self._ends = told, ends
+    def __init__(self, announced: Announcement, ends: Ends, known: Collection[IPv6Address], now: float) -> None:
+        self._announced, self._ends = announced, ends
         # The MACs of gateways with a stand-in, b"" if an earlier process made it; the MACs that were last heard; and the gateways
         # whose stand-in is being made.
-        self._macs: dict[Router, bytes] = dict.fromkeys((one for one in told.routers if one.address in known), b"")
+        self._macs: dict[Router, bytes] = dict.fromkeys((one for one in announced.routers if one.address in known), b"")
         self._heard: dict[Router, bytes] = {}
         self._making: set[Router] = set()
         self._patient_until = now + _PATIENCE
@@ -60,10 +60,12 @@ class Announcer:
     def _look(self, now: float) -> None:
         """Looks for unknown gateways, and from time to time for the others, whose MAC may have changed."""
         all_again = not self._missing()
-        for router in self._told.routers:
+        for router in self._announced.routers:
             if router.gateway is not None and (all_again or router not in self._macs):
                 if router.mac is None:
-                    self._ends.to_network(discovery.solicitation(router.gateway, self._told.own, self._told.mac))
+                    self._ends.to_network(
+                        discovery.solicitation(router.gateway, self._announced.own, self._announced.mac)
+                    )
                 else:
                     self._stand_in(router, router.mac)
         self._looked_at = now
@@ -73,7 +75,7 @@ class Announcer:
     def from_guest(self, data: bytes, now: float) -> None:
         """Handles a frame from the tap. Answers only the guest's own router solicitations."""
         packet = discovery.parse(data)
-        if packet is None or packet.source_mac != self._told.mac or not discovery.is_router_solicitation(packet):
+        if packet is None or packet.source_mac != self._announced.mac or not discovery.is_router_solicitation(packet):
             return
         if self._missing() and now - self._looked_at >= _FIRST_PAUSE:
             self._look(now)
@@ -90,7 +92,7 @@ class Announcer:
         found = None if packet is None else discovery.advertised(packet)
         if found is None:
             return
-        for router in self._told.routers:
+        for router in self._announced.routers:
             if router.gateway == found[0] and router.mac is None:
                 self._stand_in(router, found[1])
 
@@ -114,15 +116,15 @@ class Announcer:
 
     def _missing(self) -> list[Router]:
         """Routers that need a stand-in, but whose MAC is unknown."""
-        return [one for one in self._told.routers if one.gateway is not None and one not in self._macs]
+        return [one for one in self._announced.routers if one.gateway is not None and one not in self._macs]
 
     def _announce(self, target: IPv6Address, target_mac: bytes, *, whole: bool = False) -> None:
         """Sends the advertisements. Sends none without a router, unless `whole`: then the guest gets its addresses now, and the
         routers when they are found."""
         missing = self._missing()
-        there = [router for router in self._told.routers if router not in missing]
-        if not there and self._told.routers and not whole:
+        there = [router for router in self._announced.routers if router not in missing]
+        if not there and self._announced.routers and not whole:
             return
-        frames = [data for router in there for data in routers.frames(self._told, router, target, target_mac)]
-        for data in frames or routers.frames(self._told, None, target, target_mac):
+        frames = [data for router in there for data in routers.frames(self._announced, router, target, target_mac)]
+        for data in frames or routers.frames(self._announced, None, target, target_mac):
             self._ends.to_guest(data)

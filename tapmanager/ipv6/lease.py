@@ -16,7 +16,8 @@ from ipaddress import IPv6Address, IPv6Interface
 from tapmanager.dhcp.packet import BadPacket, encode_search
 from tapmanager.ipv6 import frame
 from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address
-from tapmanager.pod import Dns, Nic
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic
 
 # DHCPv6 messages (RFC 8415, RFC 9915) as values and bytes. Pure: any bytes give a Message or BadPacket.
 
@@ -142,8 +143,8 @@ def message_address_option(address: IPv6Address, seconds: int) -> Option:
     return MESSAGE_IA_ADDRESS, address.packed + struct.pack("!II", seconds, seconds)
 
 
-def message_status(code: int, words: str = "") -> Option:
-    return MESSAGE_STATUS, struct.pack("!H", code) + words.encode("ascii")
+def message_status(code: int) -> Option:
+    return MESSAGE_STATUS, struct.pack("!H", code)
 
 
 def message_association_option(asked: Association, times: tuple[int, int], options: Sequence[Option]) -> Option:

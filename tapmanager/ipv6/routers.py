@@ -19,7 +19,8 @@ from tapmanager.ipv6.frame import (
     stand_in_mac,
     stand_in_number_of,
 )
-from tapmanager.pod import Dns, Nic
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic
 
 # The maximum of the field (RFC 8319), because nothing repeats the advertisements while tapmanager is down.
 _SECONDS = 65535
@@ -39,7 +40,7 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Announcement:
     """What is announced to one guest NIC. `own`: one of its addresses. `on_link`: networks without a gateway. `left_out`:
     routes that cannot be advertised, with the reason."""
 
@@ -59,7 +60,7 @@ class Told:
         return any(router.gateway is not None and router.mac is None for router in self.routers)
 
 
-def told(nic: Nic, dns: Dns) -> Told | None:
+def announcement_for(nic: Nic, dns: Dns) -> Announcement | None:
     """None for a NIC without an IPv6 address."""
     own = [IPv6Interface(address) for address in nic.addresses if ":" in address]
     if not own:
@@ -83,7 +84,7 @@ def told(nic: Nic, dns: Dns) -> Told | None:
             left_out += [f"{to}: too many gateways" for to in networks]
         else:
             routers.append(_router(gateway, number, networks, nic))
-    return Told(
+    return Announcement(
         mac=_mac(nic.mac),
         server_mac=_mac(nic.bridge_mac),
         own=own[0].ip,
@@ -116,19 +117,20 @@ def _mac(text: str) -> bytes:
     return bytes.fromhex(text.replace(":", ""))
 
 
-def frames(told: Told, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:
+def frames(announced: Announcement, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:
     """The advertisements of one router; without a router, those of the remaining information."""
     source = stand_in_address(STAND_IN_SERVER) if router is None else router.address
     lifetime = _SECONDS if router is not None and router.is_default else 0
     options = [
         *([discovery.source_mac(mac)] if router is not None and (mac := _mac_of(router)) else []),
-        *([discovery.mtu(told.mtu)] if told.mtu >= frame.LEAST_MTU else []),
-        *(discovery.on_link(prefix, _SECONDS) for prefix in told.on_link),
-        *([discovery.dns(told.dns, _SECONDS)] if told.dns else []),
+        *([discovery.mtu(announced.mtu)] if announced.mtu >= frame.LEAST_MTU else []),
+        *(discovery.on_link(prefix, _SECONDS) for prefix in announced.on_link),
+        *([discovery.dns(announced.dns, _SECONDS)] if announced.dns else []),
         *(discovery.route(to, _SECONDS) for to in (() if router is None else router.routes)),
-        discovery.search(told.searches, _SECONDS),
+        discovery.search(announced.searches, _SECONDS),
     ]
     messages = [discovery.advertisement(lifetime, part) for part in discovery.in_packets(list(filter(None, options)))]
     return [
-        frame.build(Packet(told.server_mac, target_mac, source, target, frame.ICMP, message)) for message in messages
+        frame.build(Packet(announced.server_mac, target_mac, source, target, frame.ICMP, message))
+        for message in messages
     ]

@@ -71,7 +71,8 @@ from collections.abc import Iterator, Sequence
 
 from tapmanager.ipv6.frame import STAND_IN_PREFIX
 from tapmanager.links import nft
-from tapmanager.pod import OFF, WITH_IP, Nic
+from tapmanager.network_values import OFF, WITH_IP
+from tapmanager.pod import Nic
 
 _DHCP_GUARD_CHAIN = nft.Chain("virtshim-dhcp", "forward", nft.FORWARD)
 _DHCP_GUARD_IPV4, _DHCP_GUARD_IPV6 = b"\x08\x00", b"\x86\xdd"
@@ -89,12 +90,12 @@ def dhcp_guard() -> Sequence[bytes]:
         _is_ipv6(socket.IPPROTO_ICMPV6, nft.is_at(nft.TRANSPORT, 0, kind))
         for kind in (_ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT)
     ]
-    told = nft.is_at(nft.TRANSPORT, 0, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT) + nft.is_at(
+    advertisement = nft.is_at(nft.TRANSPORT, 0, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT) + nft.is_at(
         nft.TRANSPORT, 8, STAND_IN_PREFIX
     )
     tests += [
         nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV6) + nft.is_at(nft.NETWORK, 8, STAND_IN_PREFIX),
-        _is_ipv6(socket.IPPROTO_ICMPV6, told),
+        _is_ipv6(socket.IPPROTO_ICMPV6, advertisement),
     ]
     return [
         *nft.table_of(_DHCP_GUARD_CHAIN),
@@ -187,11 +188,11 @@ def _tests_of_ipv6(own: Sequence[bytes], gateways: Sequence[bytes]) -> Iterator[
     yield _is(_SPOOF_FILTER_IPV6) + is_without_address + nft.lacks_protocol(socket.IPPROTO_ICMPV6) + _DROP
     for kind in (_SPOOF_FILTER_ROUTER_ADVERTISEMENT, _REDIRECT):
         yield _is_icmp(kind) + _DROP
-    told = _is_icmp(_SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT)
-    yield told + nft.is_none_of(nft.TRANSPORT, 8, own or [_NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL) + _DROP
+    advertisement = _is_icmp(_SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT)
+    yield advertisement + nft.is_none_of(nft.TRANSPORT, 8, own or [_NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL) + _DROP
     for gateway in gateways:
         yield _is(_SPOOF_FILTER_IPV6) + nft.is_at(nft.NETWORK, 8, gateway) + _DROP
-        yield told + nft.is_at(nft.TRANSPORT, 8, gateway) + _DROP
+        yield advertisement + nft.is_at(nft.TRANSPORT, 8, gateway) + _DROP
 
 
 def _gateways(nic: Nic) -> Sequence[bytes]:

@@ -20,7 +20,8 @@ from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import Json, objects
 from tapmanager.links import nic_plan
 from tapmanager.links.nic_plan import KernelLink
-from tapmanager.pod import Dns, Nic, NicFunction, Route
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic, NicFunction, Route
 
 # Kinds that receive only frames for their own MAC, so frames for a guest behind a bridge would not arrive.
 _ONE_MAC_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
@@ -66,8 +67,9 @@ def networks_of(result: CniResult, links: Sequence[KernelLink], delegates: Seque
 
 
 def _first(result: CniResult, links: Sequence[KernelLink], record: Delegate | None) -> Network:
-    """Multus takes the first network's default route away for a pod that wants another network's: in its record, and (not in all
-    its versions) in the namespace. The result it returns still has it."""
+    """The first network. If a pod wants the default route of another network, Multus removes the first network's
+    default route from its record and, in some versions, from the namespace. The result that Multus returns still has
+    the route."""
     if record is None:
         return Network("", result, nic_plan.wanted(result, links))
     defaults = _ALL_FAMILIES - (_with_default(result) - _with_default(record.result))
@@ -89,8 +91,8 @@ def _recorded(record: Delegate, links: Sequence[KernelLink]) -> Network:
 def functions_of(
     networks: Sequence[Network], links: Sequence[KernelLink], functions: Mapping[str, str], drivers: Mapping[str, str]
 ) -> tuple[NicFunction, ...]:
-    """The functions of network cards that go into the VM: `functions` by link name -> PCI address; and interfaces without a
-    link whose function is at VFIO, for a plugin that found it there configures it from the card's side only. `drivers`: by PCI
+    """The functions of network cards that go into the VM. `functions`: link name -> PCI address. A function that the
+    plugin found at VFIO has no link, because the plugin configures such a function on the card only. `drivers`: by PCI
     address."""
     by_name = {link.name: link for link in links}
     found = []
@@ -152,7 +154,8 @@ def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -
     for network in networks:
         for name in network.interfaces:
             if name not in links:
-                yield f"{network.label(name)} has no link in the pod; its device {network.pci_of(name)} is the guest's if granted"
+                device = network.pci_of(name)
+                yield f"{network.label(name)} has no link in the pod; the guest gets its device {device} if kubelet granted it"
 
 
 def _nowhere(network: Network, name: str) -> TapmanagerError:
@@ -184,9 +187,9 @@ def refuse_packet_rules(network: str, found: str) -> None:
     """`found`: a rule that plugins left in the pod's namespace, "" for none. Raises TapmanagerError."""
     if found:
         message = (
-            f"CNI network \"{network}\" has rules for packets in the pod's namespace ({found}), where a virtual machine's are "
-            "frames: leave the plugin that makes them out; a service mesh's, by the pod's labels (Istio's ambient mode: "
-            "istio.io/dataplane-mode: none)"
+            f"CNI network \"{network}\" has rules for packets in the pod's namespace ({found}), which a virtual machine's "
+            "packets pass as frames, so the rules have no effect on them: remove the plugin that makes the rules; turn a "
+            "service mesh off by the pod's labels (Istio's ambient mode: istio.io/dataplane-mode: none)"
         )
         raise TapmanagerError("unimplemented", message)
 
@@ -200,7 +203,7 @@ def _refuse_policies(network: Network, link: KernelLink, not_ours: Sequence[Kern
         wrong += tuple(f"{rule.priority}: lookup {rule.table}: dev {name}" for name in beside)
     if wrong:
         raise _no_policies(
-            network.label(link.name), wrong[0], "leave it, or the plugin that makes it, out of the network"
+            network.label(link.name), wrong[0], "remove it, or the plugin that makes it, from the network"
         )
 
 
@@ -213,7 +216,7 @@ def refuse_policies(given: Sequence[Nic | NicFunction]) -> None:
 
 
 def _no_policies(label: str, rule: str, remedy: str) -> TapmanagerError:
-    what = f"{label} has routes in another table than the main one that a virtual machine cannot be given"
+    what = f"{label} has routes outside the main table that a virtual machine cannot get"
     return TapmanagerError("unimplemented", f"{what} (rule {rule}); {remedy}")
 
 
@@ -227,8 +230,8 @@ def _free_number(taken: set[str], at_least: int) -> int:
 def with_one_default(
     networks: Sequence[Network], nics: Sequence[Nic], functions: Sequence[NicFunction]
 ) -> tuple[tuple[Nic, ...], tuple[NicFunction, ...]]:
-    """Of default routes the first network's that has one is kept, in each address family: plugins add theirs beside what is
-    there, and a guest that asks each NIC by DHCP would take any."""
+    """Keeps one default route in each address family: that of the first network with one. Plugins add default routes
+    beside existing ones, and a guest that uses DHCP on each NIC could choose any of them."""
     by_link: dict[str, Nic | NicFunction] = {nic.link: nic for nic in nics}
     by_link |= {function.link: function for function in functions}
     routes: dict[str, tuple[Route, ...]] = {}

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from tapmanager.cni.result import CniInterface, CniResult
 from tapmanager.links.policy_routes import Policies
-from tapmanager.pod import Dns, Neighbour, Nic, NicFunction, Route
+from tapmanager.network_values import Dns
+from tapmanager.pod import Neighbour, Nic, NicFunction, Route
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _FLAGS = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tap to open, and the number of queues. A tap that was made without `multi_queue` has one."""
+    """A tap to open, and the number of queues. A tap that was made without `multi_queue` has one queue."""
 
     name: str
     multi_queue: bool = False

@@ -1,4 +1,4 @@
-"""The virtshim-shares program: starts and stops one virtiofsd per VM, which serves the VM's volumes and outlives this process."""
+"""The virtshim-shares program: starts and stops the virtiofsd and the passt of each VM, which outlive this process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from tapmanager import heap, log_lines, server, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
-from tapmanager.daemon import Reload, notify_systemd, watchdog_seconds
+from tapmanager.daemon import Reload, notify_systemd, stop_event, watchdog_seconds
 from tapmanager.errors import TapmanagerError
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
@@ -30,16 +28,20 @@ _HEALTH_INTERVAL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """The `[shares]` table. `virtiofsd`: "" means the distribution's path."""
+    """The `[shares]` table. `virtiofsd`, `passt`: "" means the distribution's path."""
 
     socket: str = "/run/virtshim/shares.sock"
     virtiofsd: str = ""
+    passt: str = ""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after SIGTERM or SIGINT, 1 for a fault that the operator must correct."""
     heap.share_one_heap()
-    parser = argparse.ArgumentParser("virtshim-shares", description="Serves pods' volumes to their virtual machines.")
+    parser = argparse.ArgumentParser(
+        "virtshim-shares",
+        description="Serves pods' volumes, and the network of pods with containers, to their virtual machines.",
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML file with a [shares] table")
     try:
         config = parser.parse_args(argv).config
@@ -71,27 +73,27 @@ def load(config: str | None) -> ShareSettings:
 
 
 def _run(chosen: ShareSettings, again: Callable[[], ShareSettings]) -> int:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event()
     os.makedirs(os.path.dirname(chosen.socket), mode=0o755, exist_ok=True)
     lock = server.lock_file(f"{chosen.socket}.lock")
     thread_dump.write_when_asked(chosen.socket)
     try:
-        daemons = ShareDaemons(VmCgroups(hierarchies()), chosen.virtiofsd)
+        daemons = ShareDaemons(VmCgroups(hierarchies()), chosen.virtiofsd, passt=chosen.passt)
         listener = server.listen(chosen.socket, 0)
         serving = server.Server(listener, partial(verbs.perform, daemons), None)
         serving.start()
         heap.return_freed_memory()
-        Reload(chosen, again, ("virtiofsd",), lambda new: daemons.use_program(new.virtiofsd)).start()
+        Reload(
+            chosen, again, ("virtiofsd", "passt"), lambda new: daemons.use_programs(new.virtiofsd, new.passt)
+        ).start()
         log.info("shares.ready socket=%s", chosen.socket)
-        notify_systemd(os.environ, "READY=1")
-        every = watchdog_seconds(os.environ, os.getpid())
+        notify_systemd("READY=1")
+        every = watchdog_seconds()
         while not stop.wait(every or _HEALTH_INTERVAL):
             if not serving.is_alive():
                 return 1
-            notify_systemd(os.environ, "WATCHDOG=1")
-        notify_systemd(os.environ, "STOPPING=1")
+            notify_systemd("WATCHDOG=1")
+        notify_systemd("STOPPING=1")
         serving.stop(_DRAIN)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(chosen.socket)

@@ -1,4 +1,5 @@
-"""The share daemons of the VMs: starts them through `launcher`, finds them by their command lines, and stops them.
+"""The daemons that serve a VM: virtiofsd for its volumes, and passt for its network if another runtime made the pod's sandbox.
+Starts them through `launcher`, finds them by their command lines, and stops them.
 
 This program keeps no state. The directory of shares tells which shares exist, and /proc tells which processes serve them. So
 after a kill at any step, the next call finds everything.
@@ -7,6 +8,7 @@ after a kill at any step, the next call finds everything.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import logging
@@ -24,10 +26,11 @@ from dataclasses import dataclass
 
 from tapmanager.cgroups.plan import RequestedLimits
 from tapmanager.cgroups.tree import VmCgroups
-from tapmanager.errors import TapmanagerError, deadline, internal, unavailable
+from tapmanager.errors import TapmanagerError, deadline, internal, invalid, unavailable
 from tapmanager.kernel_files import names_in
 from tapmanager.keyed_locks import KeyedLocks
-from tapmanager.shares import launcher, plan
+from tapmanager.shares import launcher, passt, plan
+from tapmanager.shares.passt import Network
 from tapmanager.shares.plan import SharedMount
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,9 @@ _FILE_MAX = "/proc/sys/fs/file-max"
 # Errors that mean that a process, a cgroup or a file has gone. The last two occur if the kernel hides another user's process.
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EACCES, errno.EPERM)
 _VERSION_SECONDS = 10.0
+# Where passt makes its socket, in its own mount namespace.
+_PASSTS_FOLDER = "/tmp"  # noqa: S108  a folder of its own, see `launcher`
+_PASSTS_SOCKET = f"{_PASSTS_FOLDER}/{passt.SOCKET}"
 # The part of the caller's time to use. If all were used, the caller would be gone before it learns which volume does not answer.
 _TO_TELL = 0.1
 # Seconds until a killed process has gone, unless the kernel waits for a volume's server.
@@ -61,72 +67,162 @@ class Place:
     def group_file(self) -> str:
         return f"{self.directory}/{plan.GROUP}"
 
+    @property
+    def network(self) -> str:
+        return f"{self.directory}/{passt.FOLDER}"
+
+    @property
+    def passt(self) -> str:
+        return f"{self.directory}/{passt.NAME}"
+
+    def passts_user(self) -> int:
+        """0 without passt. While it starts, the folder is its own, and later only the socket."""
+        for path in (self.network, f"{self.network}/{passt.SOCKET}"):
+            with contextlib.suppress(FileNotFoundError):
+                if user := os.lstat(path).st_uid:
+                    return user
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """`user`: the real one."""
+
+    pid: int
+    user: int
+    command: Sequence[str]
+
+    def serves_volumes(self, place: Place) -> bool:
+        return self.user == 0 and plan.serves(self.command, place.root)
+
+    def is_passt(self, place: Place, user: int) -> bool:
+        """`user`: passt's. Another user can give his process any command line."""
+        is_its = self.command[0] == place.passt or plan.serves(self.command, place.root)
+        return user != 0 and self.user == user and is_its
+
 
 class ShareDaemons:
     """Thread-safe. Calls for different VMs never wait for each other. `until`: a point in time of time.monotonic()."""
 
-    def __init__(self, groups: VmCgroups, program: str = "", open_files: int = 0) -> None:
+    def __init__(self, groups: VmCgroups, program: str = "", open_files: int = 0, passt: str = "") -> None:
         """`open_files`: how many files each daemon may have open; 0 means a share of the node's limit."""
         self._groups = groups
         self._program = program
+        self._passt = passt
         self._open_files = open_files
         self._locks = KeyedLocks()
         self._children = _Children()
 
-    def use_program(self, program: str) -> None:
-        """Sets the virtiofsd for future VMs; "" means the distribution's path. Running VMs keep theirs."""
-        self._program = program
+    def use_programs(self, virtiofsd: str, passt: str) -> None:
+        """Sets the programs for future VMs; "" means the distribution's path. Running VMs keep theirs."""
+        self._program, self._passt = virtiofsd, passt
 
     def check(self, mounts: Sequence[SharedMount], until: float) -> None:
         """Raises TapmanagerError for the first volume that cannot be shared, or if virtiofsd is missing."""
         self._find_program()
         self._launch("check", "/", mounts, {}, until - _TO_TELL * max(0.0, until - time.monotonic()))
 
-    def start(self, place: Place, uid: int, mounts: Sequence[SharedMount], until: float, group: str = "") -> None:
-        """Starts the daemon of a share. When this returns, QEMU may connect, but only as user `uid`. An earlier daemon of the
-        share is stopped first. `group`: the path of the daemon's cgroup; "" for this program's own."""
+    def require_passt(self) -> str:
+        """The path of passt. Raises TapmanagerError (unavailable) if it is missing."""
+        path = self._passt or passt.PROGRAM
+        if path.startswith(f"{_PASSTS_FOLDER}/"):
+            raise invalid(f"shares.passt: {path} is below {_PASSTS_FOLDER}, where passt has its own folder; move it")
+        if not os.access(path, os.X_OK):
+            raise unavailable(f"passt is missing at {path}; install the package passt, or set shares.passt")
+        return path
+
+    def start(
+        self,
+        place: Place,
+        uid: int,
+        mounts: Sequence[SharedMount],
+        until: float,
+        group: str = "",
+        network: Network | None = None,
+    ) -> None:
+        """Starts the daemons of a share. When this returns, QEMU may connect to virtiofsd, but only as user `uid`; and root to
+        passt. Earlier daemons of the share are stopped first. `group`: the path of the daemons' cgroup; "" for this program's
+        own."""
         with self._locks.holding(place.directory, until):
-            program, rust = self._find_program()
             self._end(place, until)
             try:
-                listener = self._prepare(place, uid, group)
-                with listener:
-                    orders = {
-                        "command": list(plan.command_line(program, listener.fileno(), place.root, rust=rust)),
-                        "groups": self._enter(group),
-                        "open_files": self._open_files or plan.most_open_files(int(_text(_FILE_MAX))),
-                    }
-                    self._launch("serve", place.root, mounts, orders, until, keep=listener.fileno())
+                self._prepare(place, group)
+                if network is not None:
+                    self._start_passt(place, network, group, until)
+                if mounts or network is None:
+                    self._start_virtiofsd(place, uid, mounts, group, until)
             except BaseException:
                 with contextlib.suppress(TapmanagerError, OSError):
                     self._end(place, time.monotonic() + _END_WAIT)
                 raise
-        log.info("share.started directory=%s volumes=%d", place.directory, len(mounts))
+        log.info("share.started directory=%s volumes=%d passt=%s", place.directory, len(mounts), network is not None)
 
     def end(self, place: Place, until: float) -> None:
-        """Stops the daemon and removes the share. Afterwards no process holds a volume. No error if there is none."""
+        """Stops the daemons and removes the share. Afterwards no process holds a volume or a port. No error if there is none."""
         with self._locks.holding(place.directory, until):
             self._end(place, until)
 
     def all(self, parent: str) -> Mapping[str, bool]:
-        """Name of each share of which anything exists -> whether it is served."""
+        """Name of each share of which anything exists -> whether its volumes are served."""
         self._children.bury()
         names = [name for name in names_in(parent) if plan.is_name(name)]
-        commands = [command for _, command in _processes()] if names else []
+        running = list(_processes()) if names else []
+        return {name: any(one.serves_volumes(Place(f"{parent}/{name}")) for one in running) for name in names}
+
+    def networks(self, parent: str) -> Mapping[str, bool]:
+        """Name of each share with passt -> whether passt runs."""
+        self._children.bury()
+        users = {
+            name: user
+            for name in names_in(parent)
+            if plan.is_name(name) and (user := Place(f"{parent}/{name}").passts_user())
+        }
+        running = list(_processes()) if users else []
         return {
-            name: any(plan.serves(command, Place(f"{parent}/{name}").root) for command in commands) for name in names
+            name: any(one.is_passt(Place(f"{parent}/{name}"), user) for one in running) for name, user in users.items()
         }
 
     # --- inside
 
-    def _prepare(self, place: Place, uid: int, group: str) -> socket.socket:
+    def _start_virtiofsd(self, place: Place, uid: int, mounts: Sequence[SharedMount], group: str, until: float) -> None:
+        program, rust = self._find_program()
+        with _listen(place.socket, uid) as listener:
+            command = list(plan.command_line(program, listener.fileno(), place.root, rust=rust))
+            orders = {"command": command, **self._settling(group)}
+            self._launch("serve", place.root, mounts, orders, until, keep=listener.fileno())
+
+    def _start_passt(self, place: Place, network: Network, group: str, until: float) -> None:
+        program = self.require_passt()
+        os.mkdir(place.network, 0o700)
+        os.chown(place.network, network.uid, -1)
+        orders = {
+            **dataclasses.asdict(network),
+            "families": list(network.families),
+            "program": program,
+            "command": list(passt.command_line(network, place.passt, _PASSTS_SOCKET)),
+            "folder": place.network,
+            **self._settling(group),
+        }
+        self._launch("network", place.root, (), orders, until)
+        # From now on, the folder says that nobody has exchanged the socket.
+        os.chown(place.network, 0, -1)
+        if len(network.dns.searches) > passt.MOST_SEARCHES:
+            log.warning(
+                "share.searches_left_out directory=%s: passt's DHCP has %d", place.directory, passt.MOST_SEARCHES
+            )
+
+    def _settling(self, group: str) -> Mapping[str, object]:
+        """The cgroup and the limit of a daemon."""
+        most = self._open_files or plan.most_open_files(int(_text(_FILE_MAX)))
+        return {"groups": self._enter(group), "open_files": most}
+
+    def _prepare(self, place: Place, group: str) -> None:
         """Prepares the directory. The file with the cgroup's path is written before the cgroup is made."""
         os.makedirs(os.path.dirname(place.directory), mode=0o711, exist_ok=True)
         os.mkdir(place.directory, 0o711)
         os.mkdir(place.root, 0o700)
         with open(place.group_file, "x", encoding="utf-8") as file:
             file.write(group)
-        return _listen(place.socket, uid)
 
     def _enter(self, group: str) -> list[str]:
         """The cgroup.procs files through which a process enters the cgroup, which is made if missing."""
@@ -163,16 +259,33 @@ class ShareDaemons:
             lines, is_whole = _read_lines(child.stdout.fileno(), until)
         if not is_whole:
             child.kill()  # without waiting: the file system that blocks the process may block it for a while
+            if what == "network":
+                raise deadline("passt does not become ready in time; the node may be overloaded")
             volume = mounts[int(lines[-2])].host_path if len(lines) > 1 else "a volume"
             raise deadline(f"{volume} does not answer in time; its server may be gone, so check the node's mounts")
-        if what == "check" or lines[-1]:
-            self._raise_told(child, lines[-1])
+        if what == "network":
+            self._raise_passts(child, lines)
+        elif what == "check" or lines[-1]:
+            self._raise_reported(child, lines[-1])
 
-    def _raise_told(self, child: subprocess.Popen[bytes], told: bytes) -> None:
+    def _raise_passts(self, child: subprocess.Popen[bytes], lines: Sequence[bytes]) -> None:
+        """Raises the error of passt, or of its launcher. A passt that is ready has gone to the background."""
+        self._children.bury((child.pid,))
+        if child.returncode == 0:
+            return
+        if lines[-1].startswith(b"{"):
+            self._raise_reported(child, lines[-1])
+        # Without the complaints that there is no system logger.
+        words = [line.decode(errors="replace").strip() for line in lines if b"syslog" not in line]
+        raise internal(
+            f"passt does not start: {'; '.join(filter(None, words[-3:])) or f'exit status {child.returncode}'}"
+        )
+
+    def _raise_reported(self, child: subprocess.Popen[bytes], reported: bytes) -> None:
         """Raises the error of a launcher that has ended."""
         self._children.bury((child.pid,))
-        if told:
-            words = json.loads(told)
+        if reported:
+            words = json.loads(reported)
             raise TapmanagerError(words["kind"], words["message"])
         if child.returncode:
             raise internal(f"checking the volumes failed ({child.returncode})")
@@ -187,12 +300,13 @@ class ShareDaemons:
             if time.monotonic() >= until:
                 raise TapmanagerError(
                     "failed-precondition",
-                    f"process {found[0]}, which serves volumes to a VM, does not end; a volume's server may be gone",
+                    f"process {found[0]}, which serves a VM, does not end; a volume's server may be gone",
                 )
             threading.Event().wait(_END_POLL)
         self._children.bury(killed)
         if group := _text(place.group_file):
             self._groups.remove(group)
+        _remove(place.network)
         if os.path.lexists(place.directory):
             _remove(place.directory)
             log.info("share.ended directory=%s", place.directory)
@@ -209,7 +323,9 @@ class ShareDaemons:
 
     def _of(self, place: Place) -> list[int]:
         in_group = {int(word) for file in self._files(_text(place.group_file)) for word in _text(file).split()}
-        return sorted(in_group | {pid for pid, command in _processes() if plan.serves(command, place.root)})
+        user = place.passts_user()
+        its = {one.pid for one in _processes() if one.serves_volumes(place) or one.is_passt(place, user)}
+        return sorted(in_group | its)
 
     def _files(self, group: str) -> list[str]:
         return [f"{one}/cgroup.procs" for one in self._groups.directories(group)] if group else []
@@ -269,30 +385,28 @@ def _listen(path: str, uid: int) -> socket.socket:
 
 def _read_lines(fd: int, until: float) -> tuple[list[bytes], bool]:
     """The lines from the descriptor, and whether it was closed in time. The last item is an unfinished line, or ""."""
-    told = b""
-    while len(told) < _LONGEST_ANSWER:
+    reported = b""
+    while len(reported) < _LONGEST_ANSWER:
         left = until - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
-            return told.split(b"\n"), False
+            return reported.split(b"\n"), False
         data = os.read(fd, _LONGEST_ANSWER)
         if not data:
             break
-        told += data
-    return told.split(b"\n"), True
+        reported += data
+    return reported.split(b"\n"), True
 
 
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    """Root's processes only, because another user can give his process any command line."""
+def _processes() -> Iterator[_Process]:
+    """Processes that may be daemons of a share, or launchers."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             command = _text(f"/proc/{entry}/cmdline")
-            if ("virtiofsd" in command or launcher.__file__ in command) and _is_roots(entry):
-                yield int(entry), command.split("\0")
-
-
-def _is_roots(entry: str) -> bool:
-    """Checks the real user: the directory in /proc also belongs to root if a process is not dumpable."""
-    return re.search(r"^Uid:\t0\t", _text(f"/proc/{entry}/status"), re.MULTILINE) is not None
+            if any(name in command for name in ("virtiofsd", passt.NAME, launcher.__file__)):
+                # Not the owner of the directory in /proc, which is root if a process is not dumpable.
+                user = re.search(r"^Uid:\t(\d+)\t", _text(f"/proc/{entry}/status"), re.MULTILINE)
+                if user:
+                    yield _Process(int(entry), int(user[1]), command.split("\0"))
 
 
 def _remove(directory: str) -> None:

@@ -1,9 +1,12 @@
-"""A process that bind-mounts a VM's volumes in its own mount namespace, and then becomes virtiofsd.
+"""A process that bind-mounts a VM's volumes in its own mount namespace, and then becomes virtiofsd; or that enters a pod's
+network namespace, and then becomes passt.
 
     launcher.py check|serve ROOT < orders      as JSON, see `_Orders`
+    launcher.py network ROOT < orders          as JSON, see `_NetworkOrders`
 
 A volume whose server is gone may hang any access. It hangs only this process, which the caller can kill. On standard output, the
-process prints the number of each volume before it checks the volume. If it fails, it prints `{"kind", "message"}` without a line
+process prints the number of each volume before it checks the volume. passt goes to the background when it is ready, and says on
+the same pipe why it does not start. If the launcher fails, it prints `{"kind", "message"}` without a line
 break, and exits with 1. Its mounts are not visible elsewhere, and they vanish with the last process in the namespace.
 """
 
@@ -36,13 +39,30 @@ if TYPE_CHECKING:
         groups: list[str]
         open_files: int
 
+    class _NetworkOrders(TypedDict):
+        # passt and its words; see passt.Network for the pod's part. `folder`: where passt makes its socket.
+        program: str
+        command: list[str]
+        groups: list[str]
+        open_files: int
+        folder: str
+        netns: str
+        inode: int
+        uid: int
+        families: list[int]
+        tcp: list[int]
+        udp: list[int]
+
 
 # linux/mount.h, linux/sched.h; the first four are also mount_setattr's.
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC = 1, 2, 4, 8, 32, 4096, 16384
 _PRIVATE, _SLAVE = 1 << 18, 1 << 19
-_NEWNS = 0x00020000
+_NEWNS, _NEWNET = 0x00020000, 0x40000000
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
+# passt's socket is here for passt alone, because the AppArmor profiles of distributions allow it no other place.
+_PASSTS_FOLDER = "/tmp"  # noqa: S108  in a mount namespace of its own
+_PORTS, _PING = "/proc/sys/net/ipv4/ip_unprivileged_port_start", "/proc/sys/net/ipv4/ping_group_range"
 # Users of the guest can reach the volumes only at their paths, and cannot list the directory above them.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
 
@@ -68,21 +88,19 @@ class Refused(Exception):
 
 def main(argv: Sequence[str]) -> int:
     what, root = argv
-    told = os.dup(1)  # exec closes it, which tells the caller that the process has become virtiofsd
+    report = os.dup(1)  # exec closes it, which tells the caller that the process has become virtiofsd
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if what == "check":  # a volume may hang this process, and the caller that would kill it may die
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
+        if what == "network":
+            _become_passt(json.load(sys.stdin), report)
         orders: _Orders = json.load(sys.stdin)
         if what == "serve":
-            _write("/proc/self/oom_score_adj", b"0")  # the caller is exempt from the OOM killer, this process is not
-            for group in orders["groups"]:
-                _write(group, b"0")
-            _limit_open_files(orders["open_files"])
-            _own_mounts()
+            _settle(orders["groups"], orders["open_files"])
         sources = []
         for number, mount in enumerate(orders["mounts"]):
-            os.write(told, b"%d\n" % number)
+            os.write(report, b"%d\n" % number)
             sources.append(_source(mount["host_path"]))
         if what == "check":
             return 0
@@ -90,12 +108,90 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execv(orders["command"][0], orders["command"])  # noqa: S606  becoming virtiofsd is what this program is for
     except Refused as exc:
-        _tell(told, exc.kind, str(exc))
+        _write_report(report, exc.kind, str(exc))
     except OSError as exc:
-        _tell(told, "internal", f"{exc.filename or root}: {exc.strerror}")
+        _write_report(report, "internal", f"{exc.filename or root}: {exc.strerror}")
     except ValueError:  # the caller was killed
         pass
     return 1
+
+
+def _settle(groups: list[str], open_files: int) -> None:
+    _write("/proc/self/oom_score_adj", b"0")  # the caller is exempt from the OOM killer, this process is not
+    for group in groups:
+        _write(group, b"0")
+    _limit_open_files(open_files)
+    _own_mounts()
+
+
+def _become_passt(orders: _NetworkOrders, report: int) -> None:
+    """Returns only by an exception. passt gets no right of root, and its own folder."""
+    _settle(orders["groups"], orders["open_files"])
+    _enter(orders["netns"], orders["inode"])
+    _let_passt(orders)
+    _mount(orders["folder"], _PASSTS_FOLDER, None, _BIND)
+    os.setgroups([])
+    os.setgid(orders["uid"])
+    os.setuid(orders["uid"])
+    _call("no_new_privs", _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    for family in orders["families"]:
+        for name in ("tcp", "udp"):
+            for port in orders[name]:
+                _try_port(family, name, port)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(report, 2)
+    os.execv(orders["program"], orders["command"])  # noqa: S606  becoming passt is what this program is for
+
+
+def _enter(path: str, inode: int) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        fd = -1
+    if fd < 0 or os.fstat(fd).st_ino != inode or os.fstat(fd).st_dev != os.stat("/proc/self/ns/net").st_dev:
+        raise Refused(
+            "failed-precondition", f"{path} is not the pod's network namespace any more; it needs a new sandbox"
+        )
+    _call(path, _libc.setns(fd, _NEWNET))
+    os.close(fd)
+
+
+def _let_passt(orders: _NetworkOrders) -> None:
+    """Allows passt its ports and pings. Changes no more of the pod's sysctls than that needs."""
+    lowest = min([*orders["tcp"], *orders["udp"]], default=65536)
+    if lowest < int(_read(_PORTS)):
+        _write(_PORTS, str(lowest).encode())
+    first, last = (int(word) for word in _read(_PING).split())
+    group = orders["uid"]
+    if first > last:  # nobody
+        first = last = group
+    if not first <= group <= last:
+        first, last = min(first, group), max(last, group)
+    _write(_PING, f"{first} {last}".encode())
+
+
+def _try_port(family: int, name: str, port: int) -> None:
+    """passt itself only complains if it gets a port of neither address family."""
+    import socket  # virtiofsd's start does not wait for it
+
+    kind = socket.SOCK_STREAM if name == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(family, kind) as tried:
+        if family == socket.AF_INET6:
+            tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            if name == "tcp":  # closed connections may still have the port; two UDP sockets would share it
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("", port))
+            if name == "tcp":
+                tried.listen()
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                raise Refused("internal", f"port {port}/{name} of the pod: {exc.strerror}") from exc
+            raise Refused(
+                "failed-precondition",
+                f"port {port}/{name} of the pod is held by another of its containers, so the VM cannot have it; give one of them "
+                "another port, or leave it out of the VM's (annotation virtshim.io/ports)",
+            ) from exc
 
 
 def _limit_open_files(most: int) -> None:
@@ -199,6 +295,11 @@ def _call(what: str, result: int) -> None:
         raise OSError(number, os.strerror(number), what)
 
 
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
 def _write(path: str, text: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -207,7 +308,7 @@ def _write(path: str, text: bytes) -> None:
         os.close(fd)
 
 
-def _tell(fd: int, kind: str, message: str) -> None:
+def _write_report(fd: int, kind: str, message: str) -> None:
     os.write(fd, json.dumps({"kind": kind, "message": message}).encode())
 
 

@@ -1,4 +1,4 @@
-"""Parses requests for share daemons, and builds virtiofsd's command line, for its C and its Rust version. Pure."""
+"""Parses requests for share daemons, and builds the command line of virtiofsd's C and Rust version. Pure. passt: see `passt`."""
 
 from __future__ import annotations
 

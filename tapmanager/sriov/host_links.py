@@ -124,14 +124,13 @@ _BUSY = (errno.EAGAIN, errno.EBUSY)
 
 class NetlinkHostLinks:
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
-        """See the protocol."""
         with pod_links.netlink_errors(f"reading VF {number} of {physical}"), IPRoute() as ipr:
             for link in ipr.get_links(self._index(ipr, physical), ext_mask=VF_MESSAGES_EXT_MASK):
                 return vf_messages_settings_of(link, number)
         return None
 
     def set_vf(self, physical: str, number: int, change: VfSettings) -> None:
-        """See the protocol. Waits for a function that is busy with its reset."""
+        """Waits for a function that is busy with its reset."""
         try:
             message = vf_messages_request(socket.if_nametoindex(physical), number, change)
         except OSError as exc:
@@ -143,7 +142,7 @@ class NetlinkHostLinks:
             raise internal(f"setting {change} for VF {number} of {physical}: the kernel refused: {os.strerror(code)}")
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
-        """See the protocol. Uses a temporary name, because the name in the pod is often in use on the host."""
+        """Uses a temporary name, because the name in the pod is often in use on the host."""
         temporary_name = f"vs{secrets.token_hex(6)}"
         with pod_links.netlink_errors(f"moving {name} to the pod as {function.link}"), IPRoute() as ipr:
             index = self._index(ipr, name)
@@ -157,7 +156,6 @@ class NetlinkHostLinks:
         netns.run_inside(netns_path, lambda: _configure(temporary_name, function))
 
     def is_in(self, name: str, netns_path: str) -> bool:
-        """See the protocol."""
         return name in netns.run_inside(netns_path, lambda: {link.name for link in pod_links.read()})
 
     def _index(self, ipr: Any, name: str) -> int:

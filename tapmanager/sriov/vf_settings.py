@@ -112,7 +112,7 @@ def mismatched_settings(wanted: VfSettings, now: VfSettings) -> tuple[SettingMis
 
 
 def without_new_privileges(wanted: VfSettings, before: VfSettings) -> VfSettings:
-    """`wanted`, without rights that the function did not have in `before`, because somebody removed them on purpose."""
+    """Returns `wanted` without the rights that `before` lacks, because somebody removed them on purpose."""
     return dataclasses.replace(
         wanted,
         trust=None if wanted.trust and not before.trust else wanted.trust,

@@ -19,7 +19,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported: the embedded libvirt forks
 # Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
-sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in ("", "e2e", "bench", "faults"))]
+OF_TESTS = ("", "e2e", "bench", "faults", "integration/network")
+sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in OF_TESTS)]
 
 from beside_plot import draw as draw_beside  # noqa: E402
 from figures import Figures  # noqa: E402

@@ -5,6 +5,7 @@ cgroup for the VM."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -42,8 +43,8 @@ class BareLibvirt:
         self._domain: libvirt.virDomain | None = None
 
     def __enter__(self) -> Self:
-        os.makedirs(f"{self._directory}/etc", mode=0o711)
-        os.makedirs(f"{self._directory}/vm", mode=0o711)
+        for folder in ("etc", "vm"):  # an earlier section of this process may have had them: one process has one root
+            os.makedirs(f"{self._directory}/{folder}", mode=0o711, exist_ok=True)
         conf = Path(f"{self._node.directory}/libvirt/etc/qemu.conf").read_text()
         assert conf.count("cgroup_controllers = [ ]") == 1, conf
         conf = conf.replace("cgroup_controllers = [ ]", 'cgroup_controllers = [ "cpu", "cpuacct", "cpuset", "memory" ]')
@@ -51,8 +52,7 @@ class BareLibvirt:
         subprocess.run(["ip", "tuntap", "add", "dev", _TAP, "mode", "tap"], check=True)
         subprocess.run(["ip", "link", "set", _TAP, "up"], check=True)
         self._groups = _machine_groups()
-        libvirt.virEventRegisterDefaultImpl()
-        threading.Thread(target=_events, daemon=True).start()
+        _run_events()
         self._connection = libvirt.open(f"qemu:///embed?root={self._directory}")
         return self
 
@@ -199,6 +199,13 @@ def ask(monitor: IO[bytes], command: str) -> None:
 
 def _machine_groups() -> set[str]:
     return set(glob.glob("/sys/fs/cgroup/machine") + glob.glob("/sys/fs/cgroup/*/machine"))
+
+
+@functools.cache
+def _run_events() -> None:
+    """Once in a process: libvirt has one loop."""
+    libvirt.virEventRegisterDefaultImpl()
+    threading.Thread(target=_events, daemon=True).start()
 
 
 def _events() -> None:

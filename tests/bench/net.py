@@ -40,8 +40,8 @@ from tapmanager.links import netns  # noqa: E402
 _WARM, _SECONDS = 0.5, 2.0
 _PATIENCE = 60.0
 _SEVERAL = 2
-_OUT, _IN, _TRIPS = _KINDS = ("out", "in", "trips")
-_UNITS = {_OUT: "Mbit/s", _IN: "Mbit/s", _TRIPS: "1/s"}
+_OUT, _IN, _TRIPS = KINDS = ("out", "in", "trips")
+UNITS = {_OUT: "Mbit/s", _IN: "Mbit/s", _TRIPS: "1/s"}
 
 # The number of frames at once, fewer than a tap's queue takes, and of repetitions, of which the best counts.
 _FRAMES, _TIMES = 400, 20
@@ -63,11 +63,11 @@ def one_queue(cri: PodClient, node: Node, guest: str, file: Path, rounds: int, f
         (pod,) = node.qemu_pids()
         for name, commands in (("tap", net_ways.TAP), ("bridge", net_ways.BRIDGE), ("redirect", net_ways.REDIRECT)):
             ways.append(ending.enter_context(net_ways.bare_guest(name, file, commands, 1, pod)))
-        for number, speeds in _rounds(ways, rounds, 1):
+        for number, speeds in speeds_of(ways, rounds, 1):
             for way, found in speeds.items():
                 for kind, speed in found.items():
-                    figures.add(f"phase_net_{way}_{kind}", speed, _UNITS[kind])
-            for kind, key in zip(_KINDS, ("net_ratio", "net_in_ratio", "net_trips_ratio"), strict=True):
+                    figures.add(f"phase_net_{way}_{kind}", speed, UNITS[kind])
+            for kind, key in zip(KINDS, ("net_ratio", "net_in_ratio", "net_trips_ratio"), strict=True):
                 figures.add(key, speeds["pod"][kind] / speeds["tap"][kind], "ratio")
                 figures.add(f"net_redirect_{kind}_ratio", speeds["redirect"][kind] / speeds["bridge"][kind], "ratio")
             _frames(number, figures)
@@ -79,13 +79,13 @@ def several_queues(cri: PodClient, node: Node, guest: str, file: Path, rounds: i
         ways = [ending.enter_context(_pod(cri, node, guest, _SEVERAL))]
         (pod,) = node.qemu_pids()
         ways.append(ending.enter_context(net_ways.bare_guest("tap", file, net_ways.TAP, _SEVERAL, pod)))
-        for _, speeds in _rounds(ways, rounds, _SEVERAL):
+        for _, speeds in speeds_of(ways, rounds, _SEVERAL):
             for kind in (_OUT, _IN):
-                figures.add(f"phase_net_2_queues_{kind}", speeds["pod"][kind], _UNITS[kind])
+                figures.add(f"phase_net_2_queues_{kind}", speeds["pod"][kind], UNITS[kind])
                 figures.add(f"net_2_queues_{kind}_ratio", speeds["pod"][kind] / speeds["tap"][kind], "ratio")
 
 
-def _rounds(ways: Sequence[Way], rounds: int, queues: int) -> Iterator[tuple[int, Mapping[str, _Speeds]]]:
+def speeds_of(ways: Sequence[Way], rounds: int, queues: int) -> Iterator[tuple[int, Mapping[str, _Speeds]]]:
     """The speed of each way, with as many connections as queues. The order alternates from round to round, and each kind
     is measured on all ways before the next."""
     for way in ways:
@@ -93,7 +93,7 @@ def _rounds(ways: Sequence[Way], rounds: int, queues: int) -> Iterator[tuple[int
     for number in range(1, rounds + 1):
         first = number % len(ways)
         speeds: dict[str, dict[str, float]] = {way.name: {} for way in ways}
-        for kind in _KINDS:
+        for kind in KINDS:
             for way in (*ways[first:], *ways[:first]):
                 speeds[way.name][kind] = _speed(way, kind, queues)
         yield number, speeds
@@ -116,7 +116,8 @@ def _bring_program(way: Way) -> None:
         content = program.read_bytes()
     with way.listener() as listener:
         listener.settimeout(_PATIENCE)
-        way.console.type(f"{{ nc {way.host} {_port(listener)} < /dev/null > /net_io & }}")
+        # nc's input stays open: behind passt of 2023 nothing more arrives on a connection that the guest has closed for writing.
+        way.console.type(f"{{ mkfifo /open; nc {way.host} {_port(listener)} <> /open > /net_io & }}")
         connection, _ = listener.accept()
         with connection:
             connection.sendall(content)
@@ -256,7 +257,7 @@ def _datagram(to: bytes) -> bytes:
 def table(figures: Figures) -> str:
     """A table of all ways: medians and spread."""
     found = figures.document()
-    columns = (*((kind, "phase_net_{}_" + kind, _UNITS[kind]) for kind in _KINDS),
+    columns = (*((kind, "phase_net_{}_" + kind, UNITS[kind]) for kind in KINDS),
                *((f"frame {way}", "phase_net_frame_{}_" + f"{way}_ns", "ns") for way in (_OUT, _IN)))  # fmt: skip
     lines = ["".join(f"{title:>26}" for title in ("", *(f"{title} ({unit})" for title, _, unit in columns)))]
     for way in ("tap", "pod", "bridge", "redirect"):

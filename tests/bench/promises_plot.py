@@ -22,10 +22,10 @@ class Promise:
 
 PROMISES = (
     Promise("start_vs_bare_libvirt", "StartContainer / libvirt alone", 0.35),
-    Promise("start_vs_qemu", "StartContainer / QEMU alone", 1.6),
-    Promise("own_time_ms", "a pod's start, virtshim's own time", 50),
+    Promise("start_vs_qemu", "StartContainer / QEMU alone", 2.4),
+    Promise("own_time_ms", "a pod's start, virtshim's own time", 42),
     Promise("pod_vs_containerd", "a pod's start / containerd", 1.5),
-    Promise("pod_vs_containerd_20", "20 pods at once / containerd", 1.5),
+    Promise("pod_vs_containerd_20", "20 pods at once / containerd", 1.4),
     Promise("boot_ratio", "guest's boot / bare QEMU", 1.15),
     Promise("sandbox_own_ms", "RunPodSandbox without CNI", 30),
     Promise("attach_50_vs_containerd", "50 RunPodSandbox at once / containerd", 1.0),
@@ -40,7 +40,7 @@ PROMISES = (
     Promise("share_io_ratio", "volume, in order / virtiofsd by hand", 1.15),
     Promise("share_io_random_ratio", "volume, random / virtiofsd by hand", 1.15),
     Promise("share_boot_ratio", "boot with a volume / without", 1.15),
-    Promise("vmwrapper_ms", "vmwrapper", 40),
+    Promise("vmwrapper_ms", "vmwrapper", 17),
     Promise("jail_ms", "confining QEMU", 5),
     Promise("exit_event_p99_ms", "QEMU's end to the CRI event", 20, of="p99"),
     Promise("pull_ratio", "image pull / curl, sha256sum", 0.9, at_least=True),

@@ -14,6 +14,7 @@ from boot import boot_round
 from exec_true import exec_rounds
 from exit_events import exit_round
 from figures import Figures
+from fleet import fleet_round
 from imageserver import serve_directory
 from many_pods import pods_rounds
 from moves import move_rounds
@@ -24,6 +25,7 @@ from parallel_pull import parallel_pull_rounds
 from peer_stream import peer_stream_rounds
 from pod_start import one_round, vmwrapper_round
 from podclient import PodClient
+from pods_with_containers import pods_with_containers_rounds
 from proxy import proxy_figures
 from pull import pull_rounds
 from recover import recover_rounds
@@ -119,6 +121,11 @@ def outlive(place: Place, rounds: int, figures: Figures) -> None:
             outlive_round(place.cri, place.node, bare, place.image(place.guest), figures, number)
 
 
+def fleet(place: Place, rounds: int, figures: Figures) -> None:
+    del rounds  # it asks hundreds of times anyway
+    fleet_round(place.node.socket, figures)
+
+
 def moves(place: Place, rounds: int, figures: Figures) -> None:
     move_rounds(place.directory, place.cri, place.node, place.image(place.guest), rounds, figures)
 
@@ -137,6 +144,11 @@ def net(place: Place, rounds: int, figures: Figures) -> None:
     net_rounds(place.cri, place.node, place.image(place.guest), place.guest, 3 * rounds, figures)
 
 
+def pods_with_containers(place: Place, rounds: int, figures: Figures) -> None:
+    null, guest = place.image(place.null), place.image(place.guest)
+    pods_with_containers_rounds(place.cri, place.node, null, guest, place.guest, rounds, figures)
+
+
 SECTIONS: dict[str, Section] = {
     one.__name__: one
     for one in (
@@ -151,9 +163,11 @@ SECTIONS: dict[str, Section] = {
         boot,
         outlive,
         moves,
+        fleet,
         warm,
         peer_stream,
         shares,
         net,
+        pods_with_containers,
     )
 }

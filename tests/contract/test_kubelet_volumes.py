@@ -175,6 +175,15 @@ def test_a_subpath_is_recognised_by_its_volume(node: Node, tmp_path: Path) -> No
 # --- what is only on disk
 
 
+def test_kubelet_has_a_pod_as_long_as_its_log_directory_is_there(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+    logs = tmp_path / "default_web_uid"
+    logs.mkdir()
+    assert files.has_pod(str(logs))
+    logs.rmdir()
+    assert not files.has_pod(str(logs))
+    assert not files.has_pod("")
+
+
 def test_modes_owners_and_directories_are_read(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     volume = WrittenVolume(tmp_path, UID, "configmap", "c")
     volume.write({"deep/er/a": b"1"}, mode=0o440, group=2000 if os.geteuid() == 0 else -1)

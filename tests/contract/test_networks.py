@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 from fakes.networks import FakePodNetworks
+from others_namespace import others_namespace
 from tap_node import TapNode, for_a_test, private_node
 
 from virtshim.model.errors import InternalError, Unavailable
 from virtshim.model.ids import SandboxId
 from virtshim.model.network import Dns
-from virtshim.model.sandbox import PodKey
+from virtshim.model.sandbox import Adoption, PodKey
 from virtshim.pods.networks import PodNetworkClient
 from virtshim.pods.ports import AttachRequest
 from virtshim.pods.tapmanager_connection import TapmanagerConnection
@@ -148,6 +150,19 @@ def test_pods_share_no_address_mac_key_or_namespace(world: World) -> None:
     assert first.fetch_key != second.fetch_key
     assert first.netns != second.netns
     assert first.interfaces[0].mac != second.interfaces[0].mac
+
+
+def test_a_pod_is_attached_to_a_namespace_that_another_runtime_made(world: World) -> None:
+    with others_namespace("10.90.7.5/24", "fd00:90::5/64") as others:
+        ask = dataclasses.replace(request(), existing=Adoption(others.path, ("10.90.7.5", "fd00:90::5")))
+        network = world.networks.attach(ask, SECONDS)
+        (nic,) = network.interfaces
+        assert (network.netns, network.ips, network.dns) == (others.path, ("10.90.7.5", "fd00:90::5"), DNS)
+        assert (nic.name, nic.mtu, network.inode > 0) == ("eth0", 65520, True)
+        assert world.networks.attach(ask, SECONDS) == network
+        assert world.networks.lost(SECONDS) == {}
+        world.networks.release(A, SECONDS)
+        assert world.networks.attached(SECONDS) == frozenset()
 
 
 def test_a_pod_may_be_released_twice(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from fakes.changed import changed
 from fakes.full_records import CONTAINER
 from fakes.shares import FakeVmShares
+from others_namespace import OthersNamespace, others_namespace
 
 from tapmanager import server
 from tapmanager.cgroups.tree import VmCgroups
@@ -19,8 +21,9 @@ from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
 from virtshim.model.container import Container
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable
+from virtshim.model.network import Dns, GuestPorts, Interface, PodNetwork
 from virtshim.pods.tapmanager_connection import SHARES, TapmanagerConnection
-from virtshim.volumes.ports import VmShares
+from virtshim.volumes.ports import VmNetwork, VmShares
 from virtshim.volumes.share_client import VmShareClient
 from virtshim.volumes.shares import SharedVolume
 
@@ -39,7 +42,7 @@ def shares(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmShares]
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: only root can mount")
     serving = server.Server(
-        server.listen(f"{tmp_path}/s", 0), partial(verbs.perform, ShareDaemons(VmCgroups([]))), None
+        server.listen(f"{tmp_path}/s", 0), partial(verbs.perform, ShareDaemons(VmCgroups([]), passt=PASST)), None
     )
     serving.start()
     client = VmShareClient(TapmanagerConnection(f"{tmp_path}/s", SHARES), f"{tmp_path}/shares", lambda: 1)
@@ -74,6 +77,32 @@ def test_a_missing_volume_is_named_and_leaves_nothing(shares: VmShares, tmp_path
             ask()
     shares.check(container(tmp_path).spec.volumes, LIMIT)
     assert shares.served(LIMIT) == {}
+
+
+PASST = os.environ.get("VIRTSHIM_TEST_PASST", shutil.which("passt") or "")
+
+
+@pytest.fixture
+def others() -> Iterator[OthersNamespace]:
+    if os.geteuid() != 0 or not PASST:
+        pytest.skip("NOT TESTED: no passt, or not root")
+    with others_namespace("10.90.7.5/24") as made:
+        yield made
+
+
+def test_a_vm_is_connected_until_its_share_is_ended(shares: VmShares, others: OthersNamespace, tmp_path: Path) -> None:
+    nic = Interface("eth0", "02:00:00:00:07:05", 65520, ("10.90.7.5/24",))
+    pod = PodNetwork(others.path, (nic,), ("10.90.7.5",), Dns(("10.96.0.10",), ("cluster.local",)), "k", others.inode)
+    network = VmNetwork(pod, GuestPorts((80,), (53,)))
+    shares.check_passt(LIMIT)
+    for made in (container(), container(tmp_path)):
+        shares.start(made, "", LIMIT, network)
+        assert shares.connected(LIMIT) == {made.id.short: True}
+        assert shares.passt_socket(made.id).endswith(f"/{made.id.short}/net/sock")
+        shares.end(made.id.short, LIMIT)
+        assert (shares.connected(LIMIT), shares.served(LIMIT)) == ({}, {})
+    shares.start(container(tmp_path), "", LIMIT)
+    assert shares.connected(LIMIT) == {}
 
 
 @pytest.fixture

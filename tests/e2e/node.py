@@ -86,7 +86,7 @@ class Node:
         assert done.returncode == 0, done.stderr
 
     def daemons(self) -> dict[str, int]:
-        """Process ids of the node's two daemons."""
+        """Process ids of the daemons that tests kill."""
         assert self.process is not None
         found = {}
         for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
@@ -94,7 +94,7 @@ class Node:
                 words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             except OSError:  # it has just ended
                 continue
-            for name, word in (("tapmanager", b"tapmanager"), ("virtshim", b"serve")):
+            for name, word in (("tapmanager", b"tapmanager"), ("virtshim", b"serve"), ("containerd", b"containerd")):
                 if word in words:  # `up` is the parent of the node's QEMUs too
                     found[name] = int(child)
         return found

@@ -17,7 +17,7 @@ class PeerNodes:
         place = Path(directory) / "peers"
         place.mkdir()
         self._ca = ClusterCa(place)
-        self._ports = {name: _free_port() for name in NAMES}
+        self._ports = {name: free_port() for name in NAMES}
 
     def settings(self, name: str) -> str:
         files = self._ca.node(name)
@@ -28,6 +28,6 @@ class PeerNodes:
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -402,7 +402,7 @@ def test_the_guest_agent_reports_system_and_hostname(debian: Debian):
     assert told["hostname"] == "debian-pod"
 
 
-def test_an_operator_freezes_and_thaws_its_file_systems(debian: Debian, node: Node):
+def test_an_operator_freezes_and_thaws_the_guests_file_systems(debian: Debian, node: Node):
     def command(name: str, *words: str) -> str:
         line = [*VIRTSHIM, name, "--socket", node.socket, *words, "debian-pod"]
         return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout

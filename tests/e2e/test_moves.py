@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import grpc
 import pytest
 import uefi_disk
 from fakes.background import Background
+from fakes.cri import refused
 from guest import BOOT, ping
 from imageserver import serve_directory
 from podclient import log_lines, wait_for_log, wait_until
@@ -71,11 +74,18 @@ def test_a_running_guest_moves_to_another_node_and_back(image_url, journey):
     trip = journey(f"{image_url}/guest.qcow2", {}, command=("/bin/sh", "-c", until))
     boot = trip.begin()
     here, away = trip.here, trip.away
-    wait_for_log(here.log, "count-3", BOOT)
+    wait_for_log(here.log, "count-1", BOOT)
     here.run("sh", "-c", "echo in-memory-only > /tmp/note; echo on-disk > /root/note; sync")
+    away.next({**VM, "virtshim.io/restore-from": "here", "virtshim.io/nic-queues": "2"})
+    with refused(
+        grpc.StatusCode.FAILED_PRECONDITION, "stays on node here. queues: the NIC eth0 has 1, and would have 2 here"
+    ):
+        away.start()
+    away.remove()
+    assert here.has(boot)
     trip.go(boot)
     reached = int(log_lines(here.log)[-1].removeprefix("count-"))
-    wait_for_log(away.log, f"count-{reached + 4}", 60)
+    wait_for_log(away.log, f"count-{reached + 2}", 60)
     first = next(int(line.removeprefix("count-")) for line in log_lines(away.log) if line.startswith("count-"))
     assert first == reached + 1, "no output is lost or doubled"
     assert away.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
@@ -93,6 +103,25 @@ def test_a_running_guest_moves_to_another_node_and_back(image_url, journey):
     here.run("touch", "/tmp/end")
     wait_until(lambda: here.cri.status(here.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
     assert here.cri.status(here.container).exit_code == 5
+    trip.end()
+
+
+def test_a_saved_guest_continues_on_another_node(image_url, journey):
+    command = ("/bin/sh", "-c", COUNTER)
+    trip = journey(f"{image_url}/guest.qcow2", {"virtshim.io/on-stop": "save"}, command=command)
+    boot = trip.begin()
+    here, away = trip.here, trip.away
+    wait_for_log(here.log, "count-1", BOOT)
+    here.run("sh", "-c", "echo in-memory-only > /tmp/note; echo on-disk > /root/note; sync")
+    here.saved()
+    reached = int(log_lines(here.log)[-1].removeprefix("count-"))
+    here.remove()
+    trip.go(boot)
+    wait_for_log(away.log, f"count-{reached + 2}", 60)
+    assert away.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
+    wait_until(lambda: ping(away.cri.pod_status(away.pod).network.ip), 60, "the guest has the new pod's address")
+    (vm,) = here.disks()
+    wait_until(lambda: os.listdir(f"{here.node.directory}/state/vms/{vm}") == ["vm.json"], 30, "only the record stays")
     trip.end()
 
 

@@ -62,7 +62,8 @@ def test_operator_commands_work_on_a_running_vm(
         cri.start(vm)
         assert told.stdout is not None
         wait_for_log(log, READY, BOOT)
-        wait_until(lambda: virtshim(node, "exec", "day", "--", "true").returncode == 0, BOOT, "its agent answers")
+        wait_until(lambda: "agent" in over(node, vm), BOOT, "its agent is noticed before anybody asks it anything")
+        assert done(node, "exec", "day", "--", "echo", "up") == "up\n"
 
         # --- looking
         assert {"network", "disk", "libvirt", "firmware", "agent"} <= over(node, vm).keys()
@@ -191,6 +192,9 @@ def test_a_vm_of_run_d_keeps_its_disk_over_stop_and_start_until_it_is_removed(
     wait_until(lambda: virtshim(node, "exec", "stays", "--", "true").returncode == 0, BOOT, "its agent answers")
     read = "dd if=/dev/vda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
     assert done(node, "exec", "stays", "--", "sh", "-c", read) == "kept\n"
+    third = done(node, "restart", "stays").strip()
+    assert third != second
+    assert [(one.id, one.state) for one in cri.containers()] == [(third, 1)]
     assert "--force" in virtshim(node, "rm", "stays").stderr
     done(node, "rm", "--force", "stays")
     assert (cri.pods(), facts(node, "vms")) == ([], [])

@@ -104,7 +104,7 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     pods = Pods(cri, node, f"{image_url}/guest.qcow2", "lasting", command=("/bin/sh", "-c", COUNTER))
     pods.next()
     pods.start()
-    wait_for_log(pods.log, "count-3", BOOT)
+    wait_for_log(pods.log, "count-1", BOOT)
     boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
     pods.run("sh", "-c", f"echo in-memory-only > /tmp/note; {LISTEN}")
     address = cri.pod_status(pods.pod).network.ip
@@ -119,7 +119,7 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
 
     pods.next()
     pods.start()
-    wait_for_log(pods.log, f"count-{reached + 5}", 60)
+    wait_for_log(pods.log, f"count-{reached + 3}", 60)
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
     assert pods.run("cat", "/tmp/note") == "in-memory-only\n"
     first = next(int(line.removeprefix("count-")) for line in log_lines(pods.log) if line.startswith("count-"))
@@ -165,7 +165,7 @@ def test_a_vm_continues_on_another_node_with_a_state_volume(cri, node, image_url
     here = Pods(cri, node, f"{image_url}/guest.qcow2", "moving", **options)
     here.next(STATE)
     here.start()
-    wait_for_log(here.log, "count-3", BOOT)
+    wait_for_log(here.log, "count-1", BOOT)
     boot = here.run("cat", "/proc/sys/kernel/random/boot_id")
     here.run("sh", "-c", "echo in-memory-only > /tmp/note")
     assert "/state" not in here.run("cat", "/proc/mounts")
@@ -214,7 +214,7 @@ def test_a_running_guest_gets_a_new_qemu_and_keeps_its_connections(cri, node, im
     pods = Pods(cri, node, f"{image_url}/guest.qcow2", "renewed", command=("/bin/sh", "-c", until))
     pods.next({"virtshim.io/vm": "by-pod-name"})
     pods.start()
-    wait_for_log(pods.log, "count-3", BOOT)
+    wait_for_log(pods.log, "count-1", BOOT)
     boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
     pods.run("sh", "-c", LISTEN)
     address, before = cri.pod_status(pods.pod).network.ip, node.qemu_pids()

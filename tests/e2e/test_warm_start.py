@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import re
 import signal
 import subprocess
 import threading
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,15 +34,28 @@ TELL = (
 )
 
 
+# Under emulation, and beside other tests, a Debian boots for minutes.
+PATIENCE = 900
+DEBIAN_USER_DATA = "runcmd:\n- echo ran on $(hostname) >> /var/lib/ran\n"
+# Random numbers, the machine, the NIC, the instance.
+OF_A_DEBIAN = (
+    "head -c 32 /dev/urandom | base64 -w 0; echo; cat /proc/sys/kernel/random/uuid /etc/machine-id; "
+    "cat /sys/class/net/e*/address /var/lib/cloud/data/instance-id"
+)
+
+
 class Pods:
-    def __init__(self, cri: PodClient, node: Node, image: str) -> None:
+    def __init__(
+        self, cri: PodClient, node: Node, image: str, memory: int = MEMORY, annotations: Mapping[str, str] = WARM
+    ) -> None:
         self.cri, self.node, self.image = cri, node, cri.pull(image)
+        self.memory, self.annotations = memory, annotations
 
     def create(self, name: str, command: tuple[str, ...] = ()) -> tuple[str, str]:
         # A directory of its own: an earlier pod's log would say for it how it has started.
-        config = pod_config(name, f"{self.node.directory}/logs/{uuid.uuid4().hex[:8]}", annotations=WARM)
+        config = pod_config(name, f"{self.node.directory}/logs/{uuid.uuid4().hex[:8]}", annotations=self.annotations)
         pod = self.cri.run_pod(config)
-        wanted = container_config(self.image, MEMORY)
+        wanted = container_config(self.image, self.memory)
         wanted.command.extend(command)
         return pod, self.cri.create(pod, wanted, config)
 
@@ -59,15 +75,22 @@ class Pods:
     def came_from_template(self, container: str) -> bool:
         return not any("the guest boots" in line for line in log_lines(self.log(container)))
 
-    def make_template(self) -> None:
-        """Such pods boot until the node has a template."""
-        pod, container = self.create("first", ("/bin/sh", "-c", TELL))
+    def make_template(self, patience: float = BOOT) -> None:
+        """Such pods boot until the node has a template. It is made even if the first pod is removed."""
+        pod, container = self.create("first")
         made = self.node.log().count("template.made")
         self.cri.start(container)
-        self.told(container)
-        if not self.came_from_template(container):
-            wait_until(lambda: self.node.log().count("template.made") > made, BOOT, "the template is made")
+        has_one = self.came_from_template(container)
         self.cri.remove_pod(pod)
+        if not has_one:
+            wait_until(lambda: self.node.log().count("template.made") > made, patience, "the template is made")
+
+    def start_together(self, *containers: str) -> None:
+        threads = [threading.Thread(target=self.cri.start, args=(container,)) for container in containers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def qemu(self, container: str) -> int:
         (file,) = qemus(self.node, container)
@@ -83,11 +106,7 @@ def pods(cri: PodClient, node: Node, image_url: str) -> Pods:
 
 def test_guests_of_one_template_that_start_together_share_no_secret_and_no_name(pods: Pods) -> None:
     made = [pods.create(name, ("/bin/sh", "-c", TELL)) for name in ("one", "two")]
-    threads = [threading.Thread(target=pods.cri.start, args=(container,)) for _, container in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    pods.start_together(*(container for _, container in made))
     told = []
     for (pod, container), name in zip(made, ("one", "two"), strict=True):
         lines = pods.told(container)
@@ -98,7 +117,9 @@ def test_guests_of_one_template_that_start_together_share_no_secret_and_no_name(
             lambda c=container: pods.says(c, "cat /tmp/hello || :") == "from user-data", 60, "user data ran again"
         )
         assert KEY in pods.says(container, "cat /root/.ssh/authorized_keys")
-        told.append([*lines, host_key(pods.cri.pod_ip(pod))])
+        own, templates = generation_ids(pods.qemu(container))
+        assert own != templates, "the guest's kernel is told that its memory is a copy"
+        told.append([*lines, host_key(pods.cri.pod_ip(pod)), str(own)])
     for one, two in zip(*told, strict=True):
         assert one != two
     assert len(told[0]) >= 5
@@ -177,6 +198,48 @@ def test_a_killed_virtshim_leaves_no_template_and_the_guests_run_on(pods: Pods) 
         assert again.pod_ip(pod)
 
 
+@pytest.mark.full
+@pytest.mark.guest
+@pytest.mark.debian
+@pytest.mark.timeout(2 * PATIENCE)
+def test_debians_of_one_template_are_machines_of_their_own_and_cloud_init_reads_each_ones_seed(
+    cri: PodClient, node: Node, image_url: str
+) -> None:
+    pods = Pods(
+        cri, node, f"{image_url}/debian.qcow2", 512 << 20, WARM | {"VirtletCloudInitUserData": DEBIAN_USER_DATA}
+    )
+    pods.make_template(PATIENCE)
+    made = [pods.create(name) for name in ("blue", "green")]
+    pods.start_together(*(container for _, container in made))
+    told = []
+    for (pod, container), name in zip(made, ("blue", "green"), strict=True):
+        assert pods.came_from_template(container), log_lines(pods.log(container))
+        finished = cri.exec_sync(
+            container, "sh", "-c", "until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done", timeout=PATIENCE
+        )
+        assert finished.exit_code == 0, finished
+        result = json.loads(pods.says(container, "cat /run/cloud-init/result.json"))["v1"]
+        assert result["errors"] == []
+        assert "NoCloud" in result["datasource"]
+        assert pods.says(container, "hostname; cat /etc/hostname /var/lib/ran").split() == [
+            name,
+            name,
+            "ran",
+            "on",
+            name,
+        ]
+        assert KEY in pods.says(container, "cat /home/debian/.ssh/authorized_keys")
+        address = cri.pod_ip(pod)
+        assert address in pods.says(container, "ip -4 -oneline address show scope global")
+        assert ping(address)
+        own = host_key(address)
+        assert own in pods.says(container, "cat /etc/ssh/ssh_host_ed25519_key.pub")
+        told.append([*pods.says(container, OF_A_DEBIAN).split(), address, own])
+    for one, two in zip(*told, strict=True):
+        assert one != two
+    assert len(told[0]) == 7
+
+
 # The last one: for some minutes, the node makes no other template in the place of one that failed.
 def test_a_guest_whose_start_from_the_template_fails_boots_in_the_same_call(pods: Pods) -> None:
     pod, container = pods.create("falling")
@@ -197,6 +260,27 @@ def test_a_guest_whose_start_from_the_template_fails_boots_in_the_same_call(pods
 
 def qemus(node: Node, container: str) -> list[Path]:
     return list(Path(node.directory, "libvirt/run/qemu").glob(f"virtshim-{container[:12]}*.pid"))
+
+
+def generation_ids(qemu: int) -> tuple[uuid.UUID, uuid.UUID]:
+    """The VM generation id that the guest finds in its memory, and the one at the same place of the template's memory."""
+    command = Path(f"/proc/{qemu}/cmdline").read_bytes().decode()
+    (given,) = re.findall(r'vmgenid[^\0]*?guid"?[:=]"?([0-9a-f-]{36})', command)
+    maps = [line for line in Path(f"/proc/{qemu}/maps").read_text().splitlines() if "virtshim-template" in line]
+    begin, end = (int(maps[which].split()[0].split("-")[which], 16) for which in (0, -1))
+    with (
+        open(f"/proc/{qemu}/mem", "rb", buffering=0) as memory,
+        open(template_file(qemu), "rb", buffering=0) as template,
+    ):
+        at = os.pread(memory.fileno(), end - begin, begin).find(uuid.UUID(given).bytes_le)
+        assert at >= 0, "the guest does not see the id of its QEMU"
+        return uuid.UUID(given), uuid.UUID(bytes_le=os.pread(template.fileno(), 16, at))
+
+
+def template_file(qemu: int) -> str:
+    """The template's memory, by a descriptor of the QEMU."""
+    directory = Path(f"/proc/{qemu}/fd")
+    return next(str(one) for one in directory.iterdir() if "virtshim-template" in os.readlink(one))
 
 
 def host_key(address: str) -> str:

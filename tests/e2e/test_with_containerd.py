@@ -1,66 +1,21 @@
 """A node of both runtimes for trying things, `virtshim up --with-containerd`, and kubelet's calls to its proxy with a
 real containerd and virtshim behind it."""
 
-import contextlib
-import json
-import os
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import grpc
 import pytest
-from bench.containerd import IMAGE, bring_image
+from bench.containerd import IMAGE
+from both_runtimes import LIMIT, Both, node_with_containerd
 from fakes.cri import refused
-from fakes.kubelet_calls import Kubelet, KubeletPod
+from fakes.kubelet_calls import KubeletPod
 from fakes.processes import hanging
 from guest import answers
-from node import Node, free_cidr
 from podclient import PodClient, container_config, pod_config, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.proxy]
-
-LIMIT = 60.0
-
-
-@dataclass(frozen=True)
-class Both:
-    """A node, its sockets, and a kubelet that uses the proxy."""
-
-    node: Node
-    proxy: PodClient
-    containerd: PodClient
-    virtshim: PodClient
-    kubelet: Kubelet
-
-    def pod(self, name: str, handler: str = "", source: str = "api", **annotations: str) -> KubeletPod:
-        return KubeletPod(self.kubelet, name, handler, annotations, source, f"{self.node.directory}/logs/{name}")
-
-
-@contextlib.contextmanager
-def node_with_containerd() -> Iterator[Both]:
-    """The node is empty at first and is removed with its containers and VMs; containerd has IMAGE."""
-    with tempfile.TemporaryDirectory(prefix="virtshim-both-", dir="/var/tmp") as directory:
-        os.chmod(directory, 0o711)
-        node = Node(f"{directory}/n", pod_cidr=free_cidr())
-        run = f"{node.directory}/run"
-        try:
-            node.up("--with-containerd")
-            with (
-                PodClient(f"{run}/proxy.sock") as proxy,
-                PodClient(f"{run}/containerd.sock") as containerd,
-                PodClient(node.socket) as virtshim,
-            ):
-                wait_until(lambda: answers(containerd), LIMIT, "containerd serves its CRI")
-                told = containerd.runtime.Status(pb.StatusRequest(verbose=True), timeout=LIMIT).info["config"]
-                sandbox = json.loads(told)["sandboxImage"]
-                bring_image(f"{run}/containerd.sock", node.directory, containerd, sandbox)
-                yield Both(node, proxy, containerd, virtshim, Kubelet(proxy.runtime, proxy.images))
-        finally:
-            node.down()
-        assert not os.path.exists(node.directory)
 
 
 @pytest.fixture

@@ -34,7 +34,16 @@ from virtshim.model.container import (
 from virtshim.model.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.model.image import BootFile, DiskFormat, Image, ImageConfig
 from virtshim.model.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
-from virtshim.model.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.sandbox import (
+    Adoption,
+    Namespaces,
+    NamespaceScope,
+    PodKey,
+    PortMapping,
+    Sandbox,
+    SandboxConfig,
+    SandboxPhase,
+)
 from virtshim.model.troubles import Trouble, TroubleKind
 from virtshim.model.vm import DiskBus, VmSize
 from virtshim.store.records import SqliteRecords
@@ -79,6 +88,7 @@ SANDBOX = Sandbox(
         ips=("10.0.0.2", "fd00::2"),
         dns=Dns(("1.1.1.1",)),
         fetch_key="secret",
+        inode=4026532401,
     ),
     network_released=True,
     reason="stopped",
@@ -86,6 +96,7 @@ SANDBOX = Sandbox(
     changed_resources=Resources(cpu_quota=-1),
     disk_bus=DiskBus.VIRTIO,
     profile={"VirtletVCPUCount": "2"},
+    adopted=Adoption("/var/run/netns/cni-1", ("10.1.2.3", "fd00::9")),
     root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )
 CONTAINER = Container(
@@ -119,6 +130,7 @@ CONTAINER = Container(
         ),
         image=ImageDigest(f"sha256:{'1' * 64}"),
         uid=2130706433,
+        passt_uid=2130706434,
         beside_pod=True,
         vm="database",
         save_on_stop=True,

@@ -6,10 +6,13 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from fakes.journal import WAIT_LIMIT
+from fakes.turns import Turns
+
 from virtshim.guest.command import CommandResult, EntrypointProgress, GuestCommand, OutputPosition
 from virtshim.guest.ports import GuestFilesystem
 from virtshim.model.container import ProcessUser
-from virtshim.model.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, NotFound, ShimError, Unavailable
 from virtshim.model.ids import ContainerId
 from virtshim.streaming.ports import Output, Streams, StreamSession
 
@@ -32,6 +35,7 @@ class FakeGuests:
         self.sessions: list[StreamSession] = []
         self.told: dict[str, object] = {}
         self.forgotten: list[ContainerId] = []
+        self.connected: list[ContainerId] = []
         self.begin_error: ShimError | None = None
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
@@ -47,6 +51,8 @@ class FakeGuests:
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
         self.scripts: list[tuple[ContainerId, str, tuple[str, ...], bytes]] = []
+        self.script_limits: list[float] = []
+        self.scripts_hang = False
         self.script_result: Callable[[ContainerId], tuple[int, str]] = lambda _container: (0, "")
         self.console_sizes: list[tuple[int, int]] = []
         self.mounted: tuple[GuestFilesystem, ...] = (GuestFilesystem("/", "ext4", "vda1", 1 << 20, 4 << 20),)
@@ -146,10 +152,21 @@ class FakeGuests:
         self.clocks_set.append(container)
 
     def run_script(
-        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+        self,
+        container: ContainerId,
+        script: str,
+        arguments: Sequence[str],
+        data: bytes,
+        timeout: float,
+        cancelled: threading.Event,
     ) -> tuple[int, str]:
         self._reach()
         self.scripts.append((container, script, tuple(arguments), data))
+        self.script_limits.append(timeout)
+        if self.scripts_hang:
+            if cancelled.wait(WAIT_LIMIT):
+                raise Aborted("the caller gave up")
+            raise DeadlineExceeded("timed out waiting for a script in the guest")
         return self.script_result(container)
 
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
@@ -170,6 +187,9 @@ class FakeGuests:
     def filesystems(self, container: ContainerId, timeout: float) -> Sequence[GuestFilesystem]:
         self._reach()
         return self.mounted
+
+    def connect(self, container: ContainerId) -> None:
+        self.connected.append(container)
 
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)
@@ -213,3 +233,52 @@ class FakeEntrypointListeners:
 
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)
+
+
+class SlowGuests(FakeGuests):
+    """A script in a guest takes its time, and is lost if the guest restarts meanwhile. `boots`: how often it has booted, 0 if it
+    is off."""
+
+    script_seconds = 5.0
+
+    def __init__(self, turns: Turns, boots: Callable[[ContainerId], int]) -> None:
+        super().__init__()
+        self.set_up: dict[ContainerId, int] = {}
+        self._turns = turns
+        self._boots = boots
+
+    def run(
+        self,
+        container: ContainerId,
+        command: GuestCommand,
+        timeout: float,
+        cancelled: threading.Event,
+        agent_within: float = 60.0,
+    ) -> CommandResult:
+        self._turns.point("guests.run")
+        boot = self._boots(container)
+        if not boot:
+            raise Unavailable("the virtual machine has ended")
+        self._turns.point("guests.run, under way")
+        if self._boots(container) != boot:
+            raise InternalError("the guest agent knows no such process")
+        self.set_up[container] = boot
+        return CommandResult(0, b"", b"")
+
+    def run_script(
+        self,
+        container: ContainerId,
+        script: str,
+        arguments: Sequence[str],
+        data: bytes,
+        timeout: float,
+        cancelled: threading.Event,
+    ) -> tuple[int, str]:
+        self._turns.point("guests.run_script")
+        if not self._boots(container):
+            raise Unavailable("the virtual machine has ended")
+        if self._turns.clock.wait(cancelled, self.script_seconds):
+            raise Aborted("the caller gave up")
+        if not self._boots(container):
+            raise InternalError("the guest agent knows no such process")
+        return super().run_script(container, script, arguments, data, timeout, cancelled)

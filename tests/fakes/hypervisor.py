@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtshim.devices.guest_view import guest_view_buses
+from virtshim.devices.guest_view import guest_buses
 from virtshim.model.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
 from virtshim.model.hardware import Firmware, FirmwareFiles
 from virtshim.model.ids import ContainerId, SandboxId
@@ -52,6 +52,8 @@ class FakeHypervisor:
         self.machine_type = "pc-q35-7.2"
         # The CPUs of each NUMA node of the host.
         self.host_nodes = {0: frozenset(range(4))}
+        # Bytes that programs of the node can still get.
+        self.free_memory = 1 << 40
         # Ended VMs that libvirt has not processed yet: if one is destroyed now, that counts as its end.
         self.lingering: set[uuid.UUID] = set()
         # The TPM state of removed VMs.
@@ -63,6 +65,8 @@ class FakeHypervisor:
         # The links that were set, with the power of the VM at that moment.
         self.links: list[tuple[uuid.UUID, bool, Power]] = []
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
+        # VMs whose guests have the agent's port open.
+        self.with_agent: set[uuid.UUID] = set()
         self.unreadable: set[str] = set()
         # The records in definitions of earlier versions.
         self.carried: dict[uuid.UUID, str] = {}
@@ -105,9 +109,7 @@ class FakeHypervisor:
             there.boots += 1
             if there.spec is not None:
                 self.variables |= {there.spec.nvram} - {""}
-                there.plugged = tuple(
-                    f"ua-host-pci{bus}" for bus, _ in guest_view_buses(there.spec.granted.passthrough)
-                )
+                there.plugged = tuple(f"ua-host-pci{bus}" for bus, _ in guest_buses(there.spec.granted.passthrough))
         self._change(domain, PowerState(Power.RUNNING))
 
     def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
@@ -200,6 +202,13 @@ class FakeHypervisor:
 
     def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
         self.agent_callbacks.append(callback)
+
+    def look_for_agent(self, domain: uuid.UUID) -> None:
+        self._reach("look for agent")
+        if self._ours(domain) is None:
+            raise NotFound(f"no VM {domain}")
+        for tell in self.agent_callbacks if domain in self.with_agent else ():
+            tell(domain)
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         self._reach("disk errors")

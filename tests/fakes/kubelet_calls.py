@@ -71,6 +71,7 @@ class KubeletPod:
     log_directory: str = "/var/log/pods"
     labels: dict[str, str] = field(default_factory=dict)
     sandbox: str = ""
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         self.uid = f"uid-of-{self.name}"
@@ -87,7 +88,7 @@ class KubeletPod:
     @property
     def config(self) -> pb.PodSandboxConfig:
         return pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=self.name, namespace="default", uid=self.uid),
+            metadata=pb.PodSandboxMetadata(name=self.name, namespace="default", uid=self.uid, attempt=self.attempt),
             hostname=self.name,
             log_directory=self.log_directory,
             labels={

@@ -12,13 +12,15 @@ from virtshim.volumes.memory_volumes import Tmpfs
 class FakeKubeletVolumes:
     """Implements `virtshim.volumes.ports.KubeletVolumes`. `volumes`: where each is on the node -> what is in it. `parts`:
     paths of
-    parts of volumes. `tmpfs`: of emptyDirs with medium Memory; `filled`: those in which something is."""
+    parts of volumes. `tmpfs`: of emptyDirs with medium Memory; `filled`: those in which something is. `pods`: the log directories
+    of kubelet's pods."""
 
     def __init__(self) -> None:
         self.volumes: dict[str, tuple[Entry, ...]] = {}
         self.parts: set[str] = set()
         self.tmpfs: dict[str, Tmpfs] = {}
         self.filled: set[str] = set()
+        self.pods: set[str] = set()
         self.asked: frozenset[str] = frozenset()
         self._changed: set[str] = set()
 
@@ -40,6 +42,9 @@ class FakeKubeletVolumes:
 
     def is_part(self, host_path: str, pod_uid: str) -> bool:
         return host_path in self.parts
+
+    def has_pod(self, log_directory: str) -> bool:
+        return log_directory in self.pods
 
     def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
         if volume.host not in self.volumes:

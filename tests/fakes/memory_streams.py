@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from pathlib import Path
 
 from fakes.hypervisor import FakeHypervisor
 
 from virtshim.model.errors import NotFound, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import Power
+from virtshim.vm.guest_needs import GuestNeeds, QemuHere, SavedMemory
 from virtshim.vm.streams import StreamState
 
 _WAIT_LIMIT = 30.0
@@ -24,6 +26,10 @@ class FakeMemoryStreams:
         self.blocked: tuple[str, ...] = ()
         # Whether QEMU cannot use what it reads.
         self.refuses_memory = False
+        # What a guest of this node needs of the next one, and what this node has.
+        self.needed = GuestNeeds("pc-q35-7.2", (7, 2), None, (1,))
+        self.has = QemuHere((7, 2))
+        self.finds_all_writes = True
         # VMs whose devices alone move.
         self._devices_alone: set[uuid.UUID] = set()
         self._out: dict[uuid.UUID, int] = {}
@@ -34,9 +40,25 @@ class FakeMemoryStreams:
         self._power(domain)
         return f"<domain type='fake'><uuid>{domain}</uuid></domain>"
 
+    def can_copy_while_running(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        self._power(domain)
+        return self.finds_all_writes
+
     def blockers(self, domain: uuid.UUID, container: ContainerId) -> tuple[str, ...]:
         self._power(domain)
         return self.blocked
+
+    def needs(self, domain: uuid.UUID, container: ContainerId) -> GuestNeeds:
+        self._power(domain)
+        return self.needed
+
+    def saved(self, memory: str) -> SavedMemory:
+        content = Path(memory).read_bytes()
+        domain = uuid.UUID(bytes=content)
+        return SavedMemory(f"<domain type='fake'><uuid>{domain}</uuid></domain>", self.needed, 1 << 30, 0)
+
+    def here(self, needs: GuestNeeds) -> QemuHere:
+        return self.has
 
     def leave_memory_out(self, domain: uuid.UUID, container: ContainerId, *, left_out: bool) -> None:
         self._power(domain)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from fakes.journal import WAIT_LIMIT
 from fakes.node_certificates import ClusterCa
 from fakes.waiting import eventually
 from fakes.world import Outside, World, sandbox_config
@@ -31,19 +34,23 @@ class Node:
 
     def __init__(self, name: str, directory: Path, ca: ClusterCa, addresses: dict[str, str]) -> None:
         self.name = name
-        self._files = ca.node(name)
-        self._addresses = addresses
+        self.files = ca.node(name)
+        self.addresses = addresses
         self.cut: Callable[[str, Mapping[str, Any]], bool] = lambda _way, _message: False
         directory.mkdir()
-        outside = Outside(peers=PeerClient(self._files, Live(addresses)))
+        outside = Outside(peers=PeerClient(self.files, Live(addresses)))
         self.use(World(directory, outside))
+
+    @property
+    def address(self) -> str:
+        return self.addresses[self.name]
 
     def use(self, world: World) -> None:
         """The daemon of this node, from now on."""
         self.world = world
-        self._server = PeerServer("127.0.0.1:0", self._files, self._handle)
+        self._server = PeerServer("127.0.0.1:0", self.files, self._handle)
         self._server.start()
-        self._addresses[self.name] = f"127.0.0.1:{self._server.port}"
+        self.addresses[self.name] = f"127.0.0.1:{self._server.port}"
 
     def stop_serving(self) -> None:
         self._server.close()
@@ -59,6 +66,19 @@ class Node:
 
     def _handle(self, link: PeerLink) -> None:
         by_operation(self.world.app.sending.handlers)(_Cuttable(link, self))
+
+    @contextlib.contextmanager
+    def silent(self, operation: str) -> Iterator[Silent]:
+        """It does not answer other nodes that ask for this operation."""
+        before = self.world.app
+        found = Silent(dict(before.sending.handlers))
+        found.handlers[operation] = found.hear
+        self.world.app = dataclasses.replace(before, sending=cast(Any, found))
+        try:
+            yield found
+        finally:
+            found.over.set()
+            self.world.app = before
 
     # --- pods of the VM
 
@@ -111,6 +131,19 @@ class Node:
         eventually(lambda: self.phase(container) is ContainerPhase.EXITED)
 
 
+@dataclasses.dataclass
+class Silent:
+    """Hears an operation of other nodes, and never answers."""
+
+    handlers: dict[str, Callable[[PeerLink, dict[str, Any]], None]]
+    asked: threading.Event = dataclasses.field(default_factory=threading.Event)
+    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def hear(self, _link: PeerLink, _asked: dict[str, Any]) -> None:
+        self.asked.set()
+        self.over.wait(WAIT_LIMIT)
+
+
 class _Cuttable:
     """A link that breaks where its node says so."""
 
@@ -147,10 +180,10 @@ class _Cuttable:
 
 
 @contextlib.contextmanager
-def two_nodes(directory: Path) -> Iterator[tuple[Node, Node]]:
+def two_nodes(directory: Path, ca: ClusterCa | None = None) -> Iterator[tuple[Node, Node]]:
     """`here`, where the VM is, and `there`."""
     directory.mkdir(exist_ok=True)
-    ca, addresses = ClusterCa(directory), dict[str, str]()
+    ca, addresses = ca or ClusterCa(directory), dict[str, str]()
     here, there = (Node(name, directory / name, ca, addresses) for name in ("here", "there"))
     try:
         yield here, there

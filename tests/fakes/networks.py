@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.errors import InternalError, InvalidRequest, Unavailable
 from virtshim.model.ids import SandboxId
 from virtshim.model.network import Interface, PluginRuns, PodNetwork, Route
-from virtshim.model.sandbox import PodKey
+from virtshim.model.sandbox import Adoption, PodKey
 from virtshim.model.usage import InterfaceUsage
 from virtshim.pods.ports import AttachRequest
 
@@ -43,6 +43,8 @@ class FakePodNetworks:
         self.leases: dict[SandboxId, str] = {}
         self.requests: list[AttachRequest] = []
         self.broken: dict[SandboxId, str] = {}
+        # Paths that are no namespace of another runtime's pod, and why.
+        self.unfit: dict[str, str] = {}
         self.why_not = ""
         self.gone = False
         self.plugin_error = ""
@@ -63,6 +65,8 @@ class FakePodNetworks:
             return there
         if self.why_not:
             raise Unavailable(self.why_not)
+        if request.existing is not None:
+            return self._existing(request, request.existing)
         self._count("ADD", failed=bool(self.plugin_error))
         if self.plugin_error:
             raise InternalError(self.plugin_error)
@@ -88,6 +92,20 @@ class FakePodNetworks:
         self.networks[request.sandbox] = network
         return network
 
+    def _existing(self, request: AttachRequest, to: Adoption) -> PodNetwork:
+        if why := self.unfit.get(to.netns):
+            raise InvalidRequest(why)
+        nic = Interface(
+            "eth0",
+            request.macs.get("eth0", "52:54:00:aa:bb:cc"),
+            65520,
+            tuple(f"{address}/24" for address in to.addresses),
+            (Route("0.0.0.0/0", "10.88.0.1"),),
+        )
+        network = PodNetwork(to.netns, (nic,), to.addresses, request.dns, f"key-of-{request.sandbox.short}", 7)
+        self.networks[request.sandbox] = network
+        return network
+
     def _count(self, command: str, *, failed: bool = False) -> None:
         self.ran = [*self.ran, PluginRuns(command, f"plugin-{len(self.ran)}", int(failed), 0.1, ((math.inf, 1),))]
 
@@ -99,9 +117,9 @@ class FakePodNetworks:
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         self._reach()
-        if self.networks.pop(sandbox, None) is not None:
+        had = self.networks.pop(sandbox, None) is not None
+        if self.leases.pop(sandbox, None) is not None and had:
             self._count("DEL")
-        self.leases.pop(sandbox, None)
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         self._reach()

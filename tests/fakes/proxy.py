@@ -19,10 +19,21 @@ _PROJECT = Path(__file__).resolve().parents[2]
 class Proxy:
     """`with Proxy(directory, primary, other) as proxy: proxy.client...`; `directory` has a short path."""
 
-    def __init__(self, directory: Path, primary: str, other: str, settings: str = "", others: str = "") -> None:
-        """`primary`, `other`: the runtimes' sockets. `settings`, `others`: more of [proxy], and of the other runtime."""
+    def __init__(
+        self,
+        directory: Path,
+        primary: str,
+        other: str,
+        settings: str = "",
+        others: str = "",
+        *,
+        other_is_virtshim: bool = False,
+    ) -> None:
+        """`primary`, `other`: the runtimes' sockets. `settings`, `others`: more of [proxy], and of the other runtime.
+        `other_is_virtshim`: it is this node's virtshim, which adopts pods on the socket `admin`."""
         self.socket = f"{directory}/run/proxy.sock"
         self.metrics = f"{directory}/metrics.sock"
+        self.admin = f"{directory}/run/admin.sock"
         self.log = directory / "proxy.log"
         self._config = directory / "config.toml"
         self._config.write_text(
@@ -30,6 +41,8 @@ class Proxy:
             [paths]
             state_dir = "{directory}/state"
             run_dir = "{directory}/run"
+            [cri]
+            socket = {json.dumps(other if other_is_virtshim else f"{directory}/run/virtshim.sock")}
             [proxy]
             {settings}
             [proxy.primary]
@@ -37,7 +50,7 @@ class Proxy:
             socket = {json.dumps(primary)}
             [[proxy.others]]
             name = "other"
-            socket = {json.dumps(other)}
+            socket = {json.dumps("" if other_is_virtshim else other)}
             handlers = ["vm"]
             {others}
             [metrics]

@@ -10,9 +10,10 @@ import os
 import queue
 import secrets
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
@@ -21,7 +22,9 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 RUNTIME = "/runtime.v1.RuntimeService/"
 IMAGES = "/runtime.v1.ImageService/"
-_STREAMED = {"GetContainerEvents", "StreamPodSandboxes", "StreamContainers", "StreamImages", "MadeUpStream"}
+_STREAMED = {
+    "GetContainerEvents", "StreamPodSandboxes", "StreamContainers", "StreamImages", "StreamPodSandboxStats", "MadeUpStream",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Call:
     request: bytes
     metadata: dict[str, str | bytes]
     remaining: float
+    at: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,10 @@ class FakeRuntime(grpc.GenericRpcHandler):
             self._server.stop(0).wait()
             self._server = None
 
+    @property
+    def is_up(self) -> bool:
+        return self._server is not None
+
     def asked(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.method.endswith(f"/{name}")]
 
@@ -130,14 +138,16 @@ class FakeRuntime(grpc.GenericRpcHandler):
         return b""
 
     def _RunPodSandbox(self, request: bytes, _context: Any) -> bytes:
-        config = pb.RunPodSandboxRequest.FromString(request).config
-        made = self.add_pod(config.metadata)
-        self.pods[made].annotations.update(config.annotations)
+        asked = pb.RunPodSandboxRequest.FromString(request)
+        made = self.add_pod(asked.config.metadata, asked.runtime_handler)
+        self.pods[made].annotations.update(asked.config.annotations)
         return pb.RunPodSandboxResponse(pod_sandbox_id=made).SerializeToString()
 
-    def add_pod(self, metadata: pb.PodSandboxMetadata | None = None) -> str:
+    def add_pod(self, metadata: pb.PodSandboxMetadata | None = None, handler: str = "") -> str:
         made = secrets.token_hex(32)
-        self.pods[made] = pb.PodSandbox(id=made, metadata=metadata, state=pb.SANDBOX_READY, created_at=1)
+        self.pods[made] = pb.PodSandbox(
+            id=made, metadata=metadata, state=pb.SANDBOX_READY, created_at=1, runtime_handler=handler
+        )
         return made
 
     def add_container(
@@ -188,7 +198,11 @@ class FakeRuntime(grpc.GenericRpcHandler):
         found = [one for one in self.pods if wanted and one.startswith(wanted)]
         if len(found) != 1:
             context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no sandbox {wanted}")
-        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id=found[0])).SerializeToString()
+        one = self.pods[found[0]]
+        status = pb.PodSandboxStatus(
+            id=one.id, metadata=one.metadata, state=one.state, runtime_handler=one.runtime_handler
+        )
+        return pb.PodSandboxStatusResponse(status=status).SerializeToString()
 
     def _ListPodSandbox(self, request: bytes, _context: Any) -> bytes:
         wanted = pb.ListPodSandboxRequest.FromString(request).filter
@@ -256,10 +270,11 @@ class FakeRuntime(grpc.GenericRpcHandler):
         context.send_initial_metadata(())
         return iter(events.get, None)
 
-    def tell(self, container: str) -> None:
+    def tell(self, container: str, pod: pb.PodSandboxStatus | None = None, **more: Any) -> None:
         """Sends an event to all listeners."""
+        event = pb.ContainerEventResponse(container_id=container, pod_sandbox_status=pod, **more).SerializeToString()
         for listener in list(self.listeners):
-            listener.put(pb.ContainerEventResponse(container_id=container).SerializeToString())
+            listener.put(event)
 
 
 def _named(request: bytes) -> str:

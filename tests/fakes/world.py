@@ -159,7 +159,9 @@ class _SavedVmFiles(SavedVmFiles):
         super().__init__(layout)
         self._written = written
 
-    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
+    def fingerprints(
+        self, container: Container, seconds: float, leave_off: threading.Event
+    ) -> Mapping[str, Fingerprint]:
         paths = ["", *(block.container_path for block in container.granted.blocks)]
         return {path: self._fingerprint(path) for path in paths}
 
@@ -245,10 +247,12 @@ class World:
             unplugging=watched("vms", out.vms, journal),
             pausing=watched("vms", out.pausing or out.vms, journal),
             streams=watched("streams", out.memory_streams, journal),
-            control=watched("vms", out.control or out.vms, journal, ("on_agent",)),
+            control=watched("vms", out.control or out.vms, journal, ("on_agent", "look_for_agent")),
             cgroups=watched("cgroups", out.cgroups, journal),
             screenshots=out.screenshots,
-            node_hardware=NodeHardware(lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes),
+            node_hardware=NodeHardware(
+                lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes, lambda: out.vms.free_memory
+            ),
             templates=watched("template_vms", out.template_vms, journal, ("qemu", "definition")),
         )
 

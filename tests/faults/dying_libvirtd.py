@@ -16,7 +16,7 @@ from dying import Stepping, Steps
 from virtshim.app import assembly
 from virtshim.cli.serve import serve_command
 
-_SILENT = ("watching", "on_power_event", "trouble", "usage")
+_SILENT = ("watching", "on_power_event", "trouble", "usage", "state", "qemu")
 
 
 def _kill_libvirtd() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     def dressed(settings: Any, adapters: Any) -> Any:
         parts = {
             name: Stepping(f"vm.{name}", getattr(adapters.vm, name), steps, _SILENT)
-            for name in ("hypervisor", "pausing", "resizing", "inventory")
+            for name in ("hypervisor", "pausing", "resizing", "inventory", "templates", "streams")
         }
         return wire(settings, dataclasses.replace(adapters, vm=dataclasses.replace(adapters.vm, **parts)))
 

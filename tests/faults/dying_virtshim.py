@@ -22,7 +22,9 @@ from virtshim.system import process
 
 _SILENT = {
     "vm.hypervisor": ("watching", "on_power_event", "trouble", "usage"),
+    "vm.control": ("look_for_agent",),
     "vm.streams": ("state",),
+    "vm.templates": ("qemu", "definition"),
     "guest.boot_output": ("piece",),
     "network.pods": ("trouble",),
     "network.streaming": ("refused",),

@@ -13,7 +13,9 @@ import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -57,6 +59,12 @@ def in_turn(points: Sequence[T], row: str) -> list[T]:
     order = list(points)
     random.Random(f"{seed()} {row}").shuffle(order)
     return order
+
+
+def one_in_turn(rows: Sequence[str], of: str) -> list[Any]:
+    """Parameters for rows that are much alike and take long: each commit takes another one of them, and `--all` every one."""
+    first = in_turn(rows, of)[0]
+    return [pytest.param(row, marks=() if row == first else pytest.mark.full) for row in rows]
 
 
 def strike(

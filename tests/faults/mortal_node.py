@@ -71,10 +71,14 @@ class _Undertaker:
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
 
-# The limits in seconds of a CNI plugin and of qemu-img here, which are enough on a busy machine.
+# The limits in seconds of a CNI plugin, of qemu-img, and of vmwrapper while tapmanager does not answer: enough on a busy
+# machine. A tapmanager that was killed is started again only after the call.
 CNI_LIMIT = 8.0
 QEMU_IMG_LIMIT = 6.0
+FETCH_LIMIT = 3.0
 CNI_PLUGINS = "/usr/lib/cni"
+# Bytes of all templates.
+TEMPLATES = 1 << 30
 # As they are started; the last one serves kubelet.
 _DAEMONS = ("shares", "tapmanager", "virtshim")
 
@@ -85,6 +89,8 @@ class MortalNode:
 
     def __init__(self, directory: str, image_url: str, *, settings: str = "", enter: Sequence[str] = ()) -> None:
         self.image_url = image_url
+        # The image of the bystander, which stays on the node.
+        self.guest = f"{image_url}/guest.qcow2"
         self.directory = directory
         self._node = NodeDir.at(directory)
         self._enter = enter
@@ -102,11 +108,11 @@ class MortalNode:
         overlay.write_text(
             '[images]\ndownload_protocol = "http"\n'
             f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n'
-            f'[saved]\nkey_file = "{key}"\n{settings}'
+            f'[saved]\nkey_file = "{key}"\n[templates]\nmax_bytes = {TEMPLATES}\n{settings}'
         )
         options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings = write_node(self._node, options)
-        bundle.write(self._node.vmwrapper)
+        write_vmwrapper(Path(self._node.vmwrapper))
         self.network = f"virtshim-{self._node.path_hash}"
         self.killers = {name: Killer(f"{directory}/{name}.order") for name in _DAEMONS}
         self.environment: dict[str, dict[str, str]] = {name: {} for name in self.killers}
@@ -204,7 +210,7 @@ class MortalNode:
         with self.client(120.0) as cri:
             config = pod_config("bystander", f"{self._node.path}/logs/bystander")
             pod = cri.run_pod(config)
-            container = cri.create(pod, container_config(cri.pull(f"{self.image_url}/guest.qcow2")), config)
+            container = cri.create(pod, container_config(cri.pull(self.guest)), config)
             cri.start(container)
             log = cri.status(container).log_path
             wait_for_log(log, READY, BOOT)
@@ -246,9 +252,15 @@ class MortalNode:
         store = Path(f"{self.settings.paths.state_dir}/images")
         return {path.name for folder in ("sha256", "incoming") for path in (store / folder).iterdir()}
 
+    def half_made_templates(self) -> set[str]:
+        """Directories of templates that are being made. A template that is made has no file with a name."""
+        templates = f"{self.settings.paths.state_dir}/templates"
+        return set(os.listdir(templates)) if os.path.isdir(templates) else set()
+
     def left(self) -> set[str]:
         """Everything of pods other than the bystander."""
         found = {f"qemu {pid}" for pid in self.qemu_pids()} | {f"virtiofsd {pid}" for pid in self.virtiofsd_pids()}
+        found |= {f"passt {pid}" for pid in self.passt_pids()}
         state, run = self.settings.paths.state_dir, self.settings.paths.run_dir
         for directory in (f"{state}/containers", f"{state}/vms", f"{run}/vm", f"{run}/shares", f"{run}/placements",
                           self.settings.tapmanager.state_dir,
@@ -257,6 +269,7 @@ class MortalNode:
                 found.add(str(path))
         found |= {f"link {name}" for name in os.listdir("/sys/class/net")}
         found |= {f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if "virtshim" in line}
+        found |= {f"template {name}" for name in self.half_made_templates()}
         found |= self._cgroups()
         return {item for item in found if "last_reserved" not in item and not item.endswith((".lock", "/lock"))}
 
@@ -273,6 +286,10 @@ class MortalNode:
         """The processes that serve volumes of this node's VMs."""
         return pids_of("virtiofsd", self._node.path)
 
+    def passt_pids(self) -> set[int]:
+        """The processes that connect this node's VMs with the network namespaces of other runtimes' pods."""
+        return pids_of("passt", self._node.path)
+
     @contextlib.contextmanager
     def armed(
         self, name: str, number: int, when: str, victims: str = "", spared: Collection[int] = ()
@@ -284,6 +301,16 @@ class MortalNode:
         finally:
             self.killers[name].disarm()
             wait_until(lambda: not self.killers[name].is_striking() or self.died(name, 0.0), 30, "the strike is over")
+
+
+def write_vmwrapper(file: Path) -> None:
+    """The one file, with FETCH_LIMIT."""
+    bundle.write(str(file))
+    begins = "import main\n\nmain()\n"
+    code = file.read_text()
+    assert code.endswith(begins)
+    limited = f"import fetch, main\n\nfetch.__defaults__ = ({FETCH_LIMIT}, None)\nmain()\n"
+    file.write_text(code.removesuffix(begins) + limited)
 
 
 def _answers(cri: PodClient) -> bool:

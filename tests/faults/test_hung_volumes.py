@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from guest import BOOT, READY
 from mortal_node import MortalNode
 from podclient import container_config, wait_for_log, wait_until
 from slow_fuse import SlowFuse
-from work import Work
+from work import Work, working
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -68,3 +69,37 @@ def test_a_hung_volume_blocks_only_its_own_pod_which_can_be_removed(
     assert cri.status(work.container).state == pb.CONTAINER_EXITED
     work.remove_pod()
     assert not mortal.virtiofsd_pids()
+
+
+@pytest.fixture
+def lasting(mortal: MortalNode) -> Iterator[Work]:
+    """A running VM whose state is on a volume."""
+    prepare = (Work.pull, Work.run_with_state_volume, Work.create, Work.start, Work.boot)
+    with working(mortal, *prepare) as work:
+        yield work
+
+
+def test_a_hung_state_volume_fails_only_calls_of_its_own_pod_and_loses_nothing(
+    mortal: MortalNode, lasting: Work
+) -> None:
+    cri = lasting.cri
+    with contextlib.ExitStack() as hung:
+        try:
+            hung.enter_context(SlowFuse(mortal.state_volume, answers=False))
+        except OSError as exc:
+            pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")
+        lasting.save()
+        assert cri.status(lasting.container).reason == "Saved"
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(cri.stop_pod, lasting.pod)
+            other = Work(mortal, cri, lasting.image)
+            for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
+                step()
+            mortal.check_bystander(cri)
+            with pytest.raises(grpc.RpcError, match="has not answered for 30 s") as refused:
+                stopping.result()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        mortal.kill("virtshim")
+        mortal.up()  # the recovery does not wait for the volume
+    lasting.stop_pod()
+    wait_until(lasting.is_published, 20, "the volume has all of the VM")

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kill_points import SEED_VARIABLE, commit_of, in_turn, seed, strike
+from kill_points import SEED_VARIABLE, commit_of, in_turn, one_in_turn, seed, strike
 
 POINTS = range(52)
 
@@ -43,6 +43,15 @@ def test_many_commits_together_take_every_point(seeded: pytest.MonkeyPatch) -> N
 
 def test_rows_of_one_run_take_different_points(seeded: pytest.MonkeyPatch) -> None:
     assert len({in_turn(POINTS, f"row {number}")[0] for number in range(20)}) > 5
+
+
+def test_of_rows_that_take_turns_each_commit_runs_one_and_many_commits_run_all(seeded: pytest.MonkeyPatch) -> None:
+    rows, run = ("first", "second", "third"), set()
+    for number in range(60):
+        seeded.setenv(SEED_VARIABLE, f"commit {number}")
+        (one,) = (row.values for row in one_in_turn(rows, "libvirtd") if not row.marks)
+        run.update(one)
+    assert run == set(rows)
 
 
 def test_another_point_is_tried_if_one_is_not_reached(seeded: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,17 @@ from pathlib import Path
 import grpc
 import pytest
 from imageserver import serve_directory
+from kill_points import one_in_turn
 from leaks import Snapshot
 from libvirtd_node import LibvirtdNode
 from own_libvirtd import missing
 from podclient import PodClient, wait_until
-from test_kill_matrix import CALLS, RESTORE, SAVE, kill_along
+from test_kill_matrix import CALLS, FIRST, RESTORE, SAVE, WARM, kill_along
 from work import working
 
 from criproto.runtime_v1 import api_pb2 as pb
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(3600)]
 
 _CALLS = (
     "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", SAVE, RESTORE,
@@ -101,7 +102,7 @@ def test_virtshim_that_starts_before_libvirtd_waits_for_it(node: LibvirtdNode) -
         node.check_bystander(cri)
 
 
-@pytest.mark.parametrize("name", _CALLS)
+@pytest.mark.parametrize("name", [*_CALLS, *one_in_turn((FIRST, WARM), "libvirtd")])
 def test_the_node_recovers_from_a_kill_of_libvirtd_at_any_step(
     node: LibvirtdNode, name: str, every_point: bool
 ) -> None:

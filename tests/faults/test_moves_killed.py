@@ -1,191 +1,109 @@
-"""SIGKILL of either node's virtshim at the steps of a move. Afterwards the VM runs on the new node with its memory, there was
-never a second guest, and nothing is left on the first node."""
+"""Deaths on either node at the steps of a move: of virtshim, tapmanager, libvirtd or QEMU by SIGKILL, of all of them by a reboot.
+Afterwards the VM runs on the new node, there was never a second guest, its disk is the newest, and nothing is left on the first
+node. The guest keeps its memory unless its QEMU, or its node, has died.
+
+A first move counts the steps. `--all` takes each point of virtshim's two rows, and one point of each other row. Other runs take
+one point of virtshim's rows.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from ears import TALK, Ears, console
-from guest import BOOT, READY
 from imageserver import serve_directory
 from kill_points import strike
 from leaks import Snapshot
+from libvirtd_node import LibvirtdNode
 from mortal_node import MortalNode
+from own_libvirtd import missing
 from peer_nodes import NAMES, PeerNodes
-from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
+from podclient import pod_config
+from traveller import Place, Strike, Traveller
 
-from criproto.runtime_v1 import api_pb2 as pb
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.outlive, pytest.mark.timeout(4 * 3600)]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.outlive, pytest.mark.timeout(3600)]
-
-# Seconds for a move, whose nodes may have been started again.
-LIMIT = 120.0
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-@dataclass
-class Place:
-    """The VM's pod on a node."""
-
-    name: str
-    node: MortalNode
-    pod: str = ""
-    container: str = ""
-    config: pb.PodSandboxConfig | None = None
-    attempt: int = 0
+SIDES = ("first", "second")
+# The first node's tapmanager has nothing to do in a move.
+OTHERS = [("tapmanager", "second"), *((who, side) for who in ("QEMU", "all by a reboot") for side in SIDES)]
+FIRST_UIDS = (1_900_000_000, 1_910_000_000)
 
 
-@dataclass
-class Traveller:
-    """One VM, whose guest runs all the time on one of two nodes."""
-
-    at: Place
-    other: Place
-    image: str
-    boot: str = ""
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def board(self, place: Place, **annotations: str) -> None:
-        """A pod of the VM, whose container is created."""
-        logs = f"{place.node.directory}/logs/traveller-{next(self.numbers)}"
-        place.config = pod_config("traveller", logs, {"virtshim.io/vm": "traveller", **annotations})
-        place.attempt = 0
-        with place.node.client() as cri:
-            place.pod = cri.run_pod(place.config)
-            self.create(cri, place)
-
-    def create(self, cri: PodClient, place: Place) -> None:
-        config = container_config(cri.pull(self.image), 128 << 20, attempt=place.attempt)
-        place.container = cri.create(place.pod, config, place.config)
-
-    def depart(self) -> None:
-        self.board(self.at)
-        with self.at.node.client(BOOT) as cri:
-            cri.start(self.at.container)
-            wait_for_log(cri.status(self.at.container).log_path, READY, BOOT)
-            assert cri.exec_sync(self.at.container, "sh", "-c", TALK).exit_code == 0
-            self.boot = self.boot_id(cri, self.at)
-
-    def boot_id(self, cri: PodClient, place: Place) -> str:
-        done = cri.exec_sync(place.container, "cat", BOOT_ID)
-        return done.stdout.decode() if done.exit_code == 0 else ""
-
-    def arrives(self) -> None:
-        """What kubelet does until the VM runs: a container that has ended gets a next attempt."""
-        wait_until(self.has_arrived_or_tries, LIMIT, "the guest arrives")
-
-    def has_arrived_or_tries(self) -> bool:
-        with contextlib.suppress(grpc.RpcError), self.other.node.client() as cri:
-            state = cri.status(self.other.container).state
-            if state == pb.CONTAINER_EXITED:
-                self.other.attempt += 1
-                self.create(cri, self.other)
-            elif state == pb.CONTAINER_CREATED:
-                cri.start(self.other.container)
-            else:
-                return self.boot_id(cri, self.other) == self.boot
-        return False
-
-    def move(self, victim: MortalNode, number: int, when: str) -> bool:
-        """Whether the kill happened. Afterwards the VM is on the other node."""
-        self.board(self.other, **{"virtshim.io/restore-from": self.at.name})
-        consoles = [console(one.node.directory, one.container) for one in (self.at, self.other)]
-        with Ears(consoles) as ears:
-            with victim.armed("virtshim", number, when):
-                with contextlib.suppress(grpc.RpcError), self.other.node.client() as cri:
-                    cri.start(self.other.container)
-                    wait_until(
-                        lambda: victim.died("virtshim", 0.0) or self.has_arrived(cri), LIMIT, "the move or the kill"
-                    )
-                died = victim.died("virtshim", within=0.5)
-            self.at.node.up()
-            self.other.node.up()
-            self.arrives()
-        if self.other.attempt == 0:
-            assert ears.gap_ms() >= 0, "two guests ran"
-        self.leave()
-        self.at, self.other = self.other, self.at
-        return died
-
-    def has_arrived(self, cri: PodClient) -> bool:
-        try:
-            return self.boot_id(cri, self.other) == self.boot
-        except grpc.RpcError:
-            return False
-
-    def leave(self) -> None:
-        """Deletes the first node's pod."""
-        with self.at.node.client() as cri:
-            wait_until(lambda: not self.at.node.qemu_pids(), 30, "the first node's QEMU has ended")
-            cri.stop(self.at.container, 30)
-            status = cri.status(self.at.container)
-            assert (status.exit_code, status.reason) == (143, "Moved"), status
-            cri.remove_pod(self.at.pod)
-        vms = Path(self.at.node.directory, "state", "vms")
-        files = [path.name for path in vms.rglob("*") if path.is_file()]
-        assert files == ["vm.json"], "only the record stays, which says where the VM is"
-
-    def steps(self, node: MortalNode) -> list[str]:
-        with node.armed("virtshim", 0, "before"):
-            self.board(self.other, **{"virtshim.io/restore-from": self.at.name})
-            node.killers["virtshim"].arm(0)
-            with self.other.node.client() as cri:
-                cri.start(self.other.container)
-                wait_until(lambda: self.has_arrived(cri), LIMIT, "the guest arrives")
-            found = node.killers["virtshim"].steps()
-        self.leave()
-        self.at, self.other = self.other, self.at
-        return found
-
-
-@pytest.fixture
-def traveller(guest_image: Path) -> Iterator[Traveller]:
+@contextlib.contextmanager
+def travelling(guest_image: Path, make: Callable[[str, str, str], MortalNode]) -> Iterator[Traveller]:
+    """`make`: a node, by its directory, the images' URL, and settings, the first of which are of [libvirt]."""
     before = Snapshot.take()
     directory = tempfile.mkdtemp(prefix="vs-moves-", dir="/var/tmp")
     os.chmod(directory, 0o711)
     try:
         with serve_directory(guest_image.parent) as url, contextlib.ExitStack() as ending:
-            peers, places = PeerNodes(directory), []
-            for name, uid in zip(NAMES, (1_900_000_000, 1_910_000_000), strict=True):
-                settings = f"[libvirt]\nfirst_vm_uid = {uid}\n{peers.settings(name)}"
-                node = MortalNode(f"{directory}/{name[0]}", url.removeprefix("http://"), settings=settings)
+            peers, places, images = PeerNodes(directory), [], url.removeprefix("http://")
+            for name, uid in zip(NAMES, FIRST_UIDS, strict=True):
+                settings = f"first_vm_uid = {uid}\n{peers.settings(name)}"
+                node = make(f"{directory}/{name[0]}", images, settings)
                 ending.callback(node.end)
                 node.up()
                 places.append(Place(name, node))
                 with node.client() as cri:  # the bridge comes with the first pod and stays
                     cri.remove_pod(cri.run_pod(pod_config("first", f"{directory}/{name[0]}/logs/first")))
-            made = Traveller(*places, f"{url.removeprefix('http://')}/guest.qcow2")
+            made = Traveller(*places, f"{images}/guest.qcow2")
             made.depart()
             yield made
             with made.at.node.client() as cri:
-                cri.remove_pod(made.at.pod)
+                made.at.remove(cri)
         left = before.settled(seconds=10)
         assert not left, "left behind: " + "; ".join(left)
     finally:
         shutil.rmtree(directory)
 
 
-def test_a_move_survives_a_kill_of_either_daemon_at_any_step(traveller: Traveller, every_point: bool) -> None:
-    for side in ("first", "second"):
-        kill_along(traveller, side, every=every_point)
+def usual_node(directory: str, images: str, settings: str) -> MortalNode:
+    return MortalNode(directory, images, settings=f"[libvirt]\n{settings}")
 
 
-def kill_along(traveller: Traveller, side: str, *, every: bool) -> None:
-    steps = traveller.steps(traveller.at.node if side == "first" else traveller.other.node)
-    points = [(number, when) for number in range(1, len(steps) + 1) for when in ("before", "after")]
+def kill_along(traveller: Traveller, who: str, side: str, steps: list[str], *, every: bool) -> None:
+    """One row. A QEMU, or a node, that dies before a step has died after the one before."""
+    times = ("before", "after") if who in ("virtshim", "tapmanager", "libvirtd") else ("after",)
+    points = [Strike(who, side, number, when) for number in range(1, len(steps) + 1) for when in times]
 
-    def kill(point: tuple[int, str]) -> bool:
-        victim = traveller.at.node if side == "first" else traveller.other.node
-        print(f"MOVE {side}: killed {point[1]} step {point[0]} ({steps[point[0] - 1]})")
-        return traveller.move(victim, *point)
+    def kill(point: Strike) -> bool:
+        print(f"MOVE {side}: {who} dies {point.when} step {point.number} ({steps[point.number - 1]})")
+        return traveller.move(point)
 
-    strike(f"move {side}", points, kill, every=every, at_least=lambda taken: taken // 2)
+    strike(f"move {side} {who}", points, kill, every=every, at_least=lambda taken: taken // 3)
+
+
+def test_a_move_survives_a_kill_of_either_daemon_at_any_step(guest_image: Path, every_point: bool) -> None:
+    with travelling(guest_image, usual_node) as traveller:
+        steps = traveller.steps(("virtshim",))
+        for side in SIDES:
+            kill_along(traveller, "virtshim", side, steps["virtshim", side], every=every_point)
+
+
+@pytest.mark.full
+def test_a_move_survives_a_death_of_tapmanager_qemu_or_the_node(guest_image: Path) -> None:
+    """One point of each row: a point takes half a minute."""
+    with travelling(guest_image, usual_node) as traveller:
+        steps = traveller.steps(("virtshim", "tapmanager"))
+        for who, side in OTHERS:
+            mine = steps["tapmanager" if who == "tapmanager" else "virtshim", side]
+            kill_along(traveller, who, side, mine, every=False)
+
+
+@pytest.mark.full
+def test_a_move_survives_a_death_of_either_nodes_libvirtd(guest_image: Path) -> None:
+    if why := missing():
+        pytest.skip(why)
+
+    def node(directory: str, images: str, settings: str) -> MortalNode:
+        return LibvirtdNode(directory, images, settings=settings)
+
+    with travelling(guest_image, node) as traveller:
+        steps = traveller.steps(("libvirtd",))
+        for side in SIDES:
+            kill_along(traveller, "libvirtd", side, steps["libvirtd", side], every=False)

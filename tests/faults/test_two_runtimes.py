@@ -112,8 +112,8 @@ def both(guest_image: Path, null_image: Path) -> Iterator[Both]:
     before = Snapshot.take()
     directory = tempfile.mkdtemp(prefix="virtshim-two-", dir="/var/tmp")
     os.chmod(directory, 0o711)
-    primary = f'[proxy.primary]\nsocket = "{directory}/c/containerd.sock"\n'
-    node = Node(f"{directory}/n", pod_cidr=free_cidr(), config=primary)
+    proxy = f'[proxy]\nanswer_timeout = 4\n[proxy.primary]\nsocket = "{directory}/c/containerd.sock"\n'
+    node = Node(f"{directory}/n", pod_cidr=free_cidr(), config=proxy)
     try:
         node.up()
         with (

@@ -68,7 +68,7 @@ def test_a_vm_that_virtshim_did_not_start_gets_no_taps_but_the_pods_next_vm_does
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "its key is good for one start by virtshim" in done.stdout
+    assert "its key works for one start by virtshim" in done.stdout
     wait_until(lambda: mortal.qemu_pids() == mortal.bystander.pids, 20, "it did not start")
     mortal.up()
     assert work.cri.status(work.container).state == pb.CONTAINER_EXITED

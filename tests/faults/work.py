@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import grpc
+from adopted_pods import AdoptedPod, others_pod
 from fakes.kubelet_writer import WrittenVolume
+from guest import BOOT
 from mortal_node import MortalNode
 from node import VIRTSHIM
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.model.layout import admin_socket
 
 _numbers = itertools.count(1)
 
 
 @dataclass
 class Work:
-    """One pod and the ids that it has so far; `image` is the null guest."""
+    """One pod and the ids that it has so far; `image` is the null guest, unless the pod needs a guest agent."""
 
     node: MortalNode
     cri: PodClient
     image: str
+    # What the test itself has made goes with it.
+    cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     pod: str = ""
     container: str = ""
     attempt: int = 0
     config: pb.PodSandboxConfig = field(init=False)
     texts: WrittenVolume | None = None
+    # If another runtime made its sandbox.
+    others: AdoptedPod | None = None
 
     def __post_init__(self) -> None:
         name = f"pod-{next(_numbers)}"
@@ -54,6 +65,48 @@ class Work:
         self.node.state_volume.mkdir()
         self.config.annotations["virtshim.io/state-volume"] = "/state"
         self.run_lasting()
+
+    def run_warm(self) -> None:
+        """A pod whose guest may come from a template, and which therefore has an agent."""
+        self.image = self.node.guest
+        self.config.annotations["virtshim.io/warm-start"] = "true"
+        self.run()
+
+    @property
+    def is_warm(self) -> bool:
+        return "virtshim.io/warm-start" in self.config.annotations
+
+    def forget_templates(self) -> None:
+        """Templates are gone when virtshim ends, and what is known of those that could not be made."""
+        known = self._templates()
+        if known["kept"] or known["making"] or known["unfit"]:
+            self.node.restart("virtshim")
+
+    def make_template(self) -> None:
+        """Afterwards the node has a template of the pod's machine."""
+        if self._templates()["kept"]:
+            return
+        self.forget_templates()
+        self.create()
+        self.start_first()
+        assert self._templates()["kept"], self._templates()
+        self.remove()
+        self.attempt += 1
+
+    def start_first(self) -> None:
+        """Starts a container of whose machine there is no template: its guest boots, and the template is made meanwhile."""
+        self.start()
+        wait_until(lambda: not self._templates()["making"], BOOT, "no template is being made")
+
+    def _templates(self) -> dict[str, Any]:
+        request = pb.StatusRequest(verbose=True)
+        answer = self.cri.runtime.Status(request, timeout=20)
+        return dict(json.loads(answer.info["config"])["templates"])
+
+    def others_pod(self) -> None:
+        """Another runtime makes the sandbox, with its network namespace."""
+        self.others = self.cleanup.enter_context(others_pod(admin_socket(self.node.settings.layout()), self.config))
+        self.pod = self.others.id
 
     @property
     def has_state_volume(self) -> bool:
@@ -78,8 +131,12 @@ class Work:
         forget_image(self.cri, self.image)
 
     def create(self) -> None:
-        config = container_config(self.image, 64 << 20, attempt=self.attempt)
-        if not self.is_lasting:
+        if self.others is not None:
+            self.others.adopt()
+        config = container_config(self.image, (128 if self.is_warm else 64) << 20, attempt=self.attempt)
+        if self.is_warm:
+            config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
+        elif not self.is_lasting:
             config.mounts.add(container_path="/data", host_path=self.node.volume)
             config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
         if self.has_state_volume:
@@ -136,6 +193,8 @@ class Work:
 
     def remove_pod(self) -> None:
         """Removes every attempt of the pod, as kubelet's garbage collection does."""
+        if self.others is not None:
+            self.cri.remove_pod(self.pod)
         for pod in self.cri.pods():
             if pod.metadata.uid == self.config.metadata.uid:
                 self.cri.remove_pod(pod.id)
@@ -165,6 +224,20 @@ class Work:
 
     def is_running(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_RUNNING and len(self.node.qemu_pids()) == 2
+
+    def is_one_of_its_own(self) -> bool:
+        """Whether the guest is up and has the pod's name, whether it came from a template or booted."""
+        if self.cri.status(self.container).state != pb.CONTAINER_RUNNING:
+            return False
+        try:
+            said = self.cri.exec_sync(self.container, "hostname").stdout.decode()
+        except grpc.RpcError:
+            return False
+        return said.strip() == self.config.metadata.name
+
+    def is_started_first(self) -> bool:
+        """Whether nothing is left of a template that was being made."""
+        return self.is_one_of_its_own() and self.is_running() and not self.node.half_made_templates()
 
     def is_stopped(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_EXITED and len(self.node.qemu_pids()) == 1
@@ -218,19 +291,27 @@ class Work:
         return not [c for c in self.cri.containers() if c.id == self.container]
 
     def is_pod_stopped(self) -> bool:
-        return self.cri.pod_status(self.pod).state == pb.SANDBOX_NOTREADY and len(self.node.qemu_pids()) == 1
+        if self.others is not None:
+            is_stopped = self.others.phase() == "not-ready" and not self.node.passt_pids()
+        else:
+            is_stopped = self.cri.pod_status(self.pod).state == pb.SANDBOX_NOTREADY
+        return is_stopped and len(self.node.qemu_pids()) == 1
 
     def is_pod_removed(self) -> bool:
+        if self.others is not None:
+            assert os.path.exists(self.others.namespace.path), "the other runtime's namespace was removed"
+            return not self.others.phase()
         return not [pod for pod in self.cri.pods() if pod.id == self.pod]
 
 
 @contextlib.contextmanager
 def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work]:
     """A pod after those calls; it is removed afterwards, and nothing is left of it."""
-    with node.client() as cri:
-        forget_image(cri, f"{node.image_url}/null.qcow2")
+    null = f"{node.image_url}/null.qcow2"
+    with node.client() as cri, contextlib.ExitStack() as cleanup:
+        forget_image(cri, null)
         before = node.left()
-        work = Work(node, cri, f"{node.image_url}/null.qcow2")
+        work = Work(node, cri, null, cleanup)
         try:
             for step in prepare:
                 step(work)
@@ -239,10 +320,15 @@ def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work
             for pod in cri.pods():
                 if node.bystander is None or pod.id != node.bystander.pod:
                     cri.remove_pod(pod.id)
+            if work.others is not None:
+                cri.remove_pod(work.pod)
+                cleanup.close()
             if work.is_lasting:  # also after a failure: the next test counts saved states
                 work.remove_vm()
             work.remove_state()
-        forget_image(cri, work.image)
+        forget_image(cri, null)
+        if work.is_warm:
+            wait_until(lambda: not node.half_made_templates(), BOOT, "no template is being made")
         try:
             wait_until(lambda: node.left() <= before, 15, "nothing is left")
         except TimeoutError as exc:

@@ -28,7 +28,7 @@ from tapmanager.ipv6.lease import (
     message_address_option,
     message_encode,
 )
-from tapmanager.ipv6.routers import Router, Told
+from tapmanager.ipv6.routers import Announcement, Router
 
 pytestmark = pytest.mark.hostile
 
@@ -36,12 +36,14 @@ MAC = bytes.fromhex("0a58c0a80002")
 OWN, LINK_LOCAL, GATEWAY = IPv6Address("fd00::5"), IPv6Address("fe80::858:c0ff:fea8:2"), IPv6Address("fe80::1")
 LEASE = Lease(MAC, bytes.fromhex("020000000002"), (OWN,), (IPv6Address("fd00::10"),), ("default.svc.cluster.local",))
 ROUTER = Router(GATEWAY, None, None, is_default=True, routes=())
-TOLD = Told(MAC, LEASE.server_mac, OWN, 1450, (ROUTER,), (IPv6Network("fd00::/64"),), LEASE.dns, LEASE.searches)
+ANNOUNCEMENT = Announcement(
+    MAC, LEASE.server_mac, OWN, 1450, (ROUTER,), (IPv6Network("fd00::/64"),), LEASE.dns, LEASE.searches
+)
 
 
 def served(tap: Tap) -> GuestNic:
     ends = Ends(tap.send, lambda data: None, lambda address, mac, then: then(True))  # type: ignore[arg-type, return-value]
-    return GuestNic(tap, None, LEASE, Announcer(TOLD, ends, (), time.monotonic()))  # type: ignore[arg-type]
+    return GuestNic(tap, None, LEASE, Announcer(ANNOUNCEMENT, ends, (), time.monotonic()))  # type: ignore[arg-type]
 
 
 class Node(TwoGuests):
@@ -160,7 +162,7 @@ def test_a_strange_request_gets_one_answer_that_fits_every_link(node: Node, sent
 
 def test_damaged_requests_do_not_stop_the_server() -> None:
     dice = random.Random(11)  # the same at each run
-    silent = GuestNic(_Nowhere(), None, LEASE, Announcer(TOLD, _NO_ENDS, (), 0.0))  # type: ignore[arg-type]
+    silent = GuestNic(_Nowhere(), None, LEASE, Announcer(ANNOUNCEMENT, _NO_ENDS, (), 0.0))  # type: ignore[arg-type]
     for _ in range(3000):
         data = bytearray(dice.choice([GOOD, ROUTER_SOLICITATION, *STRANGE.values()]))
         for _ in range(dice.randrange(1, 8)):

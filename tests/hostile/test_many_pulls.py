@@ -113,7 +113,7 @@ def test_a_tenants_pulls_are_bounded_and_leave_places_for_others(web: WebServer,
             until.set()
     refused = [said for one in pulls if (said := one.result()).startswith("refused")]
     assert len(refused) == MANY - PLACES
-    assert "namespace hostile has 12 pulls under way, the most for one namespace" in refused[0]
+    assert "namespace hostile has 12 pulls under way, the limit for one namespace" in refused[0]
     assert "raise images.namespace_pulls" in refused[0]
     assert processor_seconds() - used < PLACES * CPU_SECONDS + MANY * 0.2
 

@@ -190,7 +190,7 @@ def test_a_pod_beyond_its_session_limit_gets_an_error_that_names_the_limit() -> 
     for _ in range(16):
         places.take("default/a")
     with pytest.raises(
-        ResourceExhausted, match="pod default/a has 16 commands running, the most for one pod; wait for some to end"
+        ResourceExhausted, match="pod default/a has 16 commands running, the limit for one pod; wait for some to end"
     ):
         places.take("default/a")
     assert (places.refusals("default/a"), places.refusals("default/b")) == (1, 0)
@@ -216,7 +216,7 @@ def test_the_error_about_places_without_a_pod_says_so() -> None:
         places.take("")
     with pytest.raises(
         ResourceExhausted,
-        match=r"^there are 12 pulls under way without a pod, the most for one namespace; wait for some",
+        match=r"^there are 12 pulls under way without a pod, the limit for one namespace; wait for some",
     ):
         places.take("")
     places.give_back("")
@@ -232,7 +232,7 @@ def test_the_sessions_of_a_node_are_bounded() -> None:
     places = PodPlaces(PLACES)
     for number in range(80):
         places.take(f"default/{number}")
-    with pytest.raises(ResourceExhausted, match="80 commands running together, the most there may be; wait for others"):
+    with pytest.raises(ResourceExhausted, match="80 commands running together, which is the limit; wait for others"):
         places.take("default/last")
 
 

@@ -37,8 +37,8 @@ from virtshim.system.live import Live
 pytestmark = pytest.mark.hostile
 
 WAIT = 30.0
-# What the server grants to a handshake, and to all nodes and each of them.
-HANDSHAKE, ALL, EACH = 5.0, 16, 4
+# What the server grants to all nodes and to each of them, and here to a handshake that never ends.
+ALL, EACH, HANDSHAKE = 24, 6, 3.0
 TLS_1_2, TLS_1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 # A chunk of a ClientHello.
 BEGUN = bytes.fromhex("160301020001")
@@ -58,8 +58,8 @@ class Node:
         self._stack = stack
         self.port = 0
 
-    def serve(self, handle: Callable[[PeerLink], None] = echo) -> None:
-        server = PeerServer("127.0.0.1:0", self._files, handle)
+    def serve(self, handle: Callable[[PeerLink], None] = echo, **limits: float) -> None:
+        server = PeerServer("127.0.0.1:0", self._files, handle, **limits)
         server.start()
         self._stack.callback(server.close)
         self.port = server.port
@@ -150,20 +150,22 @@ def test_a_stranger_reaches_no_operation_and_the_log_says_why(node: Node, tmp_pa
 
 @pytest.mark.parametrize("begun", [b"", BEGUN])
 def test_whoever_holds_handshakes_is_cut_and_keeps_no_node_out(node: Node, begun: bytes) -> None:
-    node.serve()
-    began = time.monotonic()
-    held = [node.tcp() for _ in range(60)]
-    for one in held:
-        with contextlib.suppress(OSError):
-            one.sendall(begun)
-    assert node.serves_others()
+    node.serve(handshake=HANDSHAKE)
+    began, held = time.monotonic(), []
+    for _ in range(5):
+        # Fewer than the kernel's queue has places for: it would forget some whose clients do not know.
+        for _ in range(12):
+            held.append(node.tcp())
+            with contextlib.suppress(OSError):
+                held[-1].sendall(begun)
+        assert node.serves_others()
     assert time.monotonic() - began < HANDSHAKE
     assert all(is_ended(one) for one in held)
     assert time.monotonic() - began < 2 * HANDSHAKE
 
 
 def test_a_handshake_that_trickles_is_cut_at_the_same_time(node: Node) -> None:
-    node.serve()
+    node.serve(handshake=HANDSHAKE)
     trickling, began = node.tcp(), time.monotonic()
     trickling.settimeout(0.2)
     with contextlib.suppress(ConnectionError):
@@ -175,14 +177,14 @@ def test_a_handshake_that_trickles_is_cut_at_the_same_time(node: Node) -> None:
     assert HANDSHAKE - 1 < time.monotonic() - began < HANDSHAKE + 2
 
 
-def test_one_node_has_four_connections_and_leaves_the_others_theirs(node: Node) -> None:
+def test_one_node_has_six_connections_and_leaves_the_others_theirs(node: Node) -> None:
     node.serve()
     with contextlib.ExitStack() as held:
         greedy = node.client("greedy")
         for _ in range(EACH):
             held.enter_context(greedy.connect("victim", WAIT))
         with pytest.raises(
-            ResourceExhausted, match="node victim: peer greedy has 4 connections, the most for one peer"
+            ResourceExhausted, match="node victim: peer greedy has 6 connections, the limit for one peer"
         ):
             held.enter_context(greedy.connect("victim", WAIT))
         assert node.serves_others()
@@ -213,10 +215,10 @@ FRAMES = {
     "no UTF-8": (frame(b"M", b'{"a":"\xff"}'), "bad JSON"),
     "a key twice": (frame(b"M", b'{"do":"look","do":"move"}'), "bad JSON (a key is there twice)"),
     "a key twice inside": (frame(b"M", b'{"a":[{"b":1,"b":1}]}'), "bad JSON (a key is there twice)"),
-    "no number": (frame(b"M", b'{"size":NaN}'), "bad JSON (NaN is no number of JSON)"),
+    "no number": (frame(b"M", b'{"size":NaN}'), "bad JSON (NaN is not a number in JSON)"),
     "a long number": (frame(b"M", b'{"size":' + b"9" * 5000 + b"}"), "bad JSON"),
     "deep": (frame(b"M", b"[" * (1 << 20)), "bad JSON"),
-    "a list": (frame(b"M", b"[]"), "JSON that is no object"),
+    "a list": (frame(b"M", b"[]"), "JSON that is not an object"),
     "a chunk": (frame(b"C", b"x"), "data where a message should be"),
     "an end": (frame(b"Z", bytes(8)), "data where a message should be"),
     "an empty error": (frame(b"E", b"{}"), "an error without kind and text"),

@@ -33,7 +33,7 @@ def make_node() -> Iterator[Callable[..., StreamNode]]:
     made: list[StreamNode] = []
 
     def make(**limits: int) -> StreamNode:
-        made.append(StreamNode(StreamTimeouts(), StreamLimits(**limits)))
+        made.append(StreamNode(StreamTimeouts(linger=0.2, leaving=1.0), StreamLimits(**limits)))
         made[-1].start()
         return made[-1]
 
@@ -85,7 +85,7 @@ def test_sessions_beyond_a_pods_limit_get_429_and_other_pods_are_served(
     assert head.startswith("HTTP/1.1 429 Too Many Requests\r\n")
     told = sock.recv(4096).decode()
     assert told == (
-        "pod default/hostile has 3 sessions of exec, attach and port-forward, the most for one pod; end some, or raise "
+        "pod default/hostile has 3 sessions of exec, attach and port-forward, the limit for one pod; end some, or raise "
         "streaming.pod_sessions\n"
     )
     assert node.server.refused(HOSTILE) == {"urls": 0, "sessions": 1, "connections": 0}
@@ -135,7 +135,7 @@ def test_a_pods_forwarded_connections_beyond_its_limit_are_refused_with_the_reme
         client = spdy(node.forward(pod=HOSTILE), PORTFORWARD)
         pairs = [pair(client, port, number) for number in range(4)]
         assert client.read_all(pairs[3][0]).decode() == (
-            "pod default/hostile has 3 forwarded connections, the most for one pod; close some, or raise "
+            "pod default/hostile has 3 forwarded connections, the limit for one pod; close some, or raise "
             "streaming.pod_connections"
         )
         client.write(pairs[0][1], b"bye", fin=True)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
+_BUILD_SECONDS = "900"  # for each package
 # Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
@@ -24,15 +25,15 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="virtshim-debs-", dir="/var/tmp") as directory:
         for version in ("1.0.0", "1.0.1"):
-            argv = [str(PROJECT / "deploy/deb/build.sh"), directory, version]
+            argv = ["timeout", _BUILD_SECONDS, str(PROJECT / "deploy/deb/build.sh"), directory, version]
             subprocess.run(argv, check=True, cwd=PROJECT, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"})
         packages = sorted(Path(directory).glob("*.deb"))
         beside = [PROJECT / "build/guest.qcow2", PROJECT / "deploy/podclient.py", PROJECT / "deploy/imageserver.py"]
         with booted([*packages, *beside, PROJECT / "tests/install/in_the_machine.py"]) as machine:
             try:
                 Story(machine, packages, say).tell()
-            except Failed as exc:
-                say(f"FAILED: {exc}\nconsole:\n{machine.console_tail()}")
+            except (Failed, OSError, ValueError) as exc:
+                say(f"FAILED: {type(exc).__name__}: {exc}\n{machine.look()}")
                 return 1
     say(f"All of it works, in {time.monotonic() - started:.0f} s")
     return 0

@@ -22,9 +22,21 @@ _MEMORY_MIB = 3072
 # virtualization of its own: it would be emulated, too, and a guest that tries it stands still.
 _WORDS = (
     "modules_load=virtio_console root=/dev/vda ro console=ttyS0 mitigations=off audit=0 random.trust_cpu=on no_timer_check "
-    "panic=-1 modprobe.blacklist=kvm_amd,kvm_intel"
+    "panic=-1 modprobe.blacklist=kvm_amd,kvm_intel "
+    # The console then has the journal, too. It is all that a machine shows whose agent is silent.
+    "systemd.journald.forward_to_console=1"
 )
 _DELIMITER = b"\xff"
+# Seconds for one answer of the agent: while the machine boots, and while it works.
+_ANSWER_BOOTING = 30.0
+_ANSWER = 120.0
+_LOOK = """
+journalctl -b -n 150 --no-pager -o short-monotonic
+journalctl -k -b --no-pager -o cat | grep DENIED
+echo "--- jobs of systemd"; systemctl list-jobs --no-pager --full
+echo "--- processes"; systemd-cgls --no-pager --full
+echo "--- apt"; tail -n 40 /var/log/apt/term.log
+"""
 
 
 class Failed(Exception):
@@ -91,18 +103,24 @@ class Machine:
         while time.monotonic() < until:
             with contextlib.suppress(Failed, OSError):
                 self._synchronise()
-                boot = self.run("cat /proc/sys/kernel/random/boot_id").output.strip()
+                boot = self.run("cat /proc/sys/kernel/random/boot_id", until - time.monotonic()).output.strip()
                 if boot != unlike:
                     self.run("systemctl is-system-running --wait", until - time.monotonic())
                     return boot
             time.sleep(1)
-        raise Failed(f"did not boot within {seconds:g} s; its console:\n{self.console_tail()}")
+        raise Failed(f"did not boot within {seconds:.0f} s")
 
-    def console_tail(self) -> str:
-        return "\n".join(self.console.read_text(errors="replace").splitlines()[-40:])
+    def look(self) -> str:
+        """What the machine shows of itself after a failure: journal, jobs, processes; its console if its agent is silent."""
+        try:
+            self._synchronise()
+            return self.run(_LOOK, 120).output
+        except (Failed, OSError) as exc:
+            tail = self.console.read_text(errors="replace").splitlines()[-200:]
+            return "\n".join((f"The machine's agent: {exc}. The machine's console:", *tail))
 
-    def run(self, command: str, seconds: float = 120) -> Done:
-        """Runs a command as root, by sh; returns both output streams."""
+    def run(self, command: str, seconds: float) -> Done:
+        """Runs a command as root, by bash; returns both output streams."""
         words = {"path": "/bin/bash", "arg": ["-c", f"exec 2>&1; {command}"], "capture-output": True}
         pid = self._ask("guest-exec", words)["pid"]
         until = time.monotonic() + seconds
@@ -112,7 +130,7 @@ class Machine:
                 output = base64.b64decode(said.get("out-data", "")).decode(errors="replace")
                 return Done(said.get("exitcode", 255), output)
             if time.monotonic() > until:
-                raise Failed(f"not within {seconds:g} s: {command}")
+                raise Failed(f"not within {seconds:.0f} s: {command}")
             time.sleep(0.3)
 
     def ask_to_reboot(self) -> None:
@@ -121,7 +139,6 @@ class Machine:
     def _connect(self) -> None:
         """Connects once, before the machine boots, and for good: a port whose other end disconnects may stop working."""
         agent = socket.socket(socket.AF_UNIX)
-        agent.settimeout(30)
         until = time.monotonic() + 30
         while True:
             try:
@@ -140,12 +157,12 @@ class Machine:
         number = time.monotonic_ns() & 0xFFFFFFF
         self._agent.sendall(_DELIMITER)
         self._send("guest-sync-delimited", {"id": number})
-        while self._answer() != number:
+        while self._answer(_ANSWER_BOOTING) != number:
             pass
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self._send(name, arguments)
-        said = self._answer()
+        said = self._answer(_ANSWER)
         if "error" in said:
             raise Failed(f"the guest agent says {said['error']}")
         return said
@@ -154,8 +171,9 @@ class Machine:
         assert self._agent is not None
         self._agent.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
 
-    def _answer(self) -> Any:
+    def _answer(self, seconds: float) -> Any:
         assert self._agent is not None
+        self._agent.settimeout(seconds)
         while b"\n" not in self._unread:
             piece = self._agent.recv(1 << 16)
             if not piece:

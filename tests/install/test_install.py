@@ -16,4 +16,4 @@ def test_the_package_survives_install_upgrade_with_a_vm_reboot_and_purge(pytestc
     done = subprocess.run(
         [sys.executable, "-m", "tests.install"], cwd=pytestconfig.rootpath, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-40000:] + done.stderr[-2000:]

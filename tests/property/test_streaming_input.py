@@ -75,7 +75,7 @@ def in_pieces(wire: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(st.binary(max_size=2000), st.lists(st.integers(0, 2000), max_size=5))
 @settings(max_examples=examples(300))
-def test_random_bytes(wire, cuts):
+def test_no_bytes_break_a_spdy_connection(wire, cuts):
     fed = Fed()
     for piece in in_pieces(wire, cuts):
         fed.feed(piece)
@@ -95,7 +95,7 @@ random_data = st.builds(
 
 @given(st.lists(random_control | random_data, max_size=20), st.lists(st.integers(0, 4000), max_size=5))
 @settings(max_examples=examples(300))
-def test_random_frames(frames, cuts):
+def test_no_frames_break_a_spdy_connection(frames, cuts):
     fed = Fed()
     for piece in in_pieces(b"".join(frames), cuts):
         fed.feed(piece)
@@ -204,7 +204,7 @@ def test_channel_messages_are_independent_of_fragmentation(payload, cuts, in_bas
 
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.booleans(), st.booleans()), max_size=10), st.booleans())
-def test_random_channel_messages(fragments, in_base64):
+def test_no_channel_message_makes_the_reader_keep_many_bytes(fragments, in_base64):
     reader = ChannelReader(in_base64=in_base64)
     unfed = bytes_held(reader)
     with contextlib.suppress(BadMessage):
@@ -216,7 +216,7 @@ def test_random_channel_messages(fragments, in_base64):
 @given(
     st.lists(st.binary(max_size=100) | st.sampled_from([b'{"Width":', b"80", b'"Height":24}', b"{", b"}"]), max_size=20)
 )
-def test_random_terminal_sizes(pieces):
+def test_no_terminal_size_makes_the_reader_keep_many_bytes(pieces):
     reader = SizeReader()
     unfed = bytes_held(reader)
     for piece in pieces:

@@ -7,32 +7,32 @@ import hashlib
 import itertools
 import shutil
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from fakes.examples import examples
-from fakes.guests import FakeGuests
+from fakes.guests import SlowGuests
 from fakes.journal import Crash, When
 from fakes.turns import Call, NoThread, Turn, Turns
+from fakes.waiting import eventually
 from fakes.world import IMAGE, Outside, World, container_config, pod_key, sandbox_config
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from virtshim.devices.values import CriDevice
-from virtshim.guest.command import CommandResult, GuestCommand
 from virtshim.images.service import stored_images
 from virtshim.model.container import Container, ContainerPhase, Resources
-from virtshim.model.errors import InternalError, ShimError, Unavailable
+from virtshim.model.errors import InternalError, ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import Sandbox, disk_name
 from virtshim.model.vm import OffReason
 from virtshim.store.records import SqliteRecords
+from virtshim.templates.guest_identity import BECOME
 
 KEPT = {"virtshim.io/root-disk": "pod"}
 ROOM = {"virtshim.io/max-vcpus": "4", "virtshim.io/max-memory": "2Gi"}
@@ -49,34 +49,17 @@ PODS = {
     "keeps-device": (sandbox_config(annotations=KEPT, sysctls=SYSCTLS), WITH_DEVICE),
     "device": (sandbox_config(sysctls=SYSCTLS), WITH_DEVICE),
 }
-
-
-class SlowGuests(FakeGuests):
-    """A script in a guest takes its time, and is lost if the guest restarts meanwhile."""
-
-    def __init__(self, turns: Turns, boots: Callable[[ContainerId], int]) -> None:
-        super().__init__()
-        self.set_up: dict[ContainerId, int] = {}
-        self._turns = turns
-        self._boots = boots
-
-    def run(
-        self,
-        container: ContainerId,
-        command: GuestCommand,
-        timeout: float,
-        cancelled: threading.Event,
-        agent_within: float = 60.0,
-    ) -> CommandResult:
-        self._turns.point("guests.run")
-        boot = self._boots(container)
-        if not boot:
-            raise Unavailable("the virtual machine has ended")
-        self._turns.point("guests.run, under way")
-        if self._boots(container) != boot:
-            raise InternalError("the guest agent knows no such process")
-        self.set_up[container] = boot
-        return CommandResult(0, b"", b"")
+# Its guest comes from a template of its node.
+WARM = "warm"
+WARM_PODS = {
+    WARM: (
+        sandbox_config(annotations={"virtshim.io/warm-start": "true"}, sysctls=SYSCTLS),
+        container_config(resources=Resources(memory_limit_bytes=128 << 20)),
+    )
+}
+CONFIGS = PODS | WARM_PODS
+# Bytes for templates.
+TEMPLATES = 1 << 30
 
 
 class Node:
@@ -91,22 +74,30 @@ class Node:
         self.outside.journal.on_call = turns.point
         self.turns.watch = self.wrong
         self.busy: set[str] = set()
-        self.served_by(World(self.directory, self.outside))
+        self.served_by(World(self.directory, self.outside, templates={"max_bytes": TEMPLATES}))
         self.world.pull()
 
     def served_by(self, world: World) -> None:
         self.world = world
         self.outside.vms.on_power_event(world.app.guest_set_up.changed)
 
+    def make_template(self) -> None:
+        """Of the machine of warm pods, before anybody takes turns: templates are made by a thread that takes none."""
+        config, container = WARM_PODS[WARM]
+        sandbox = self.world.run("first", config=config)
+        self.world.start(self.world.create(sandbox, config=container))
+        eventually(self.world.app.warm.templates.kept)
+        self.world.remove_sandbox(sandbox)
+
     def close(self) -> None:
         self.world.close()
         shutil.rmtree(self.directory)
 
     def _boots(self, container: ContainerId) -> int:
-        """The number of boots, 0 if it is off."""
+        """The number of boots, a guest from a template counted as one; 0 if it is off."""
         for there in self.outside.vms.domains.values():
             if there.spec is not None and there.spec.container_id == container and there.state.is_on:
-                return there.boots
+                return there.boots + 1
         return 0
 
     # --- what there is
@@ -132,6 +123,8 @@ class Node:
         for container in self.world.records.containers.all():
             if missing := self._missing(container):
                 return f"container {container.id.short} is {container.phase.value}, and {missing}"
+            if container.is_running and container.status.warm_started and container.id not in self._own():
+                return f"container {container.id.short} is running, and its guest is not one of its own"
         for spec in on:
             record = self.world.records.containers.get(spec.container_id)
             plugged = self.outside.vms.domains[spec.uuid].plugged
@@ -140,6 +133,10 @@ class Node:
             if plugged and point == "drivers.reset":
                 return f"a device is reset that VM {spec.name} has"
         return ""
+
+    def _own(self) -> set[ContainerId]:
+        """The guests from a template that are guests of their own."""
+        return {one for one, script, *_ in self.guests.scripts if script == BECOME}
 
     def _missing(self, container: Container) -> str:
         if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
@@ -186,17 +183,17 @@ def oldest_or_newest(there: list[Any], newest: bool) -> Any:
 
 
 def run(node: Node, pod: str, newest: bool) -> None:
-    node.world.run(pod, int(newest), PODS[pod][0])
+    node.world.run(pod, int(newest), CONFIGS[pod][0])
 
 
 def create(node: Node, pod: str, newest: bool) -> None:
-    there = [one.id for one in node.sandboxes(pod)] or [node.world.run(pod, 0, PODS[pod][0])]
-    node.world.create(there[-1], attempt=int(newest), config=PODS[pod][1])
+    there = [one.id for one in node.sandboxes(pod)] or [node.world.run(pod, 0, CONFIGS[pod][0])]
+    node.world.create(there[-1], attempt=int(newest), config=CONFIGS[pod][1])
 
 
 def bring_up(node: Node, pod: str, newest: bool) -> None:
-    sandbox = node.world.run(pod, int(newest), PODS[pod][0])
-    container = node.world.create(sandbox, config=PODS[pod][1])
+    sandbox = node.world.run(pod, int(newest), CONFIGS[pod][0])
+    container = node.world.create(sandbox, config=CONFIGS[pod][1])
     node.world.do.start_container.start(node.world.container(container))
 
 
@@ -360,6 +357,8 @@ class Stage:
         self.parts.enter_context(self.turns.installed())
         self.node = Node(self.turns)
         self.parts.callback(self._close_node)
+        if mine == WARM:
+            self.node.make_template()
         self.alone("beginning", lambda: beginning(self.node, mine))
         self.settle()
 
@@ -387,7 +386,9 @@ class Stage:
 
     def call(self, do: Any, pod: str, newest: bool) -> Call:
         pod = self.pods.get(pod, pod)
-        return Call(f"{do.__name__} {pod} {newest}", lambda: do(self.node, pod, newest), pod)
+        # One thread delivers the events of all pods here; the product's workers deliver them in parallel.
+        about = "" if do in (restart_guest, end_guest) else pod
+        return Call(f"{do.__name__} {pod} {newest}", lambda: do(self.node, pod, newest), about)
 
     def refuse_odd_errors(self, turns: list[Turn], own: Exception | None = None) -> None:
         for turn in turns:
@@ -551,7 +552,25 @@ PAIRS = [
 def test_two_calls_may_interleave_at_any_step(
     beginning: Any, first: Any, second: Any, request: pytest.FixtureRequest
 ) -> None:
-    pods = list(PODS) if request.config.getoption("--all") else ["keeps"]
+    interleave(beginning, first, second, list(PODS) if request.config.getoption("--all") else ["keeps"])
+
+
+# The calls between the steps of a start from a template.
+BESIDE_A_WARM_START = [
+    (stop, True),
+    (stop_sandbox, False),
+    (repair, False),
+    pytest.param((remove, False), marks=pytest.mark.full),
+    pytest.param((remove_sandbox, False), marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("second", BESIDE_A_WARM_START, ids=lambda one: one[0].__name__)
+def test_a_start_from_a_template_and_another_call_may_interleave_at_any_step(second: Any) -> None:
+    interleave(a_pod_that_was_never_started, (start, False), second, [WARM])
+
+
+def interleave(beginning: Any, first: Any, second: Any, pods: Iterable[str]) -> None:
     for mine, turned in itertools.product(pods, (False, True)):
         calls = [(do, MINE, newest) for do, newest in ((second, first) if turned else (first, second))]
         with contextlib.closing(Stage(beginning, mine, "device")) as stage:

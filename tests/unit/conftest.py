@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.calls.clear()
     yield world
     world.close()
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting comes from the environment."""
+    for name in list(os.environ):
+        if name.startswith("VIRTSHIM_"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

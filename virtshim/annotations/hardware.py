@@ -136,7 +136,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         "io",
         DiskIo,
         DiskIo.THREADS,
-        f"who writes them: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
+        f"what writes files that are disks: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
     ),
     _choice(
         NIC_MODEL,
@@ -163,7 +163,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     Annotation(
         TOPOLOGY,
         "`SOCKETSxCORESxTHREADS`",
-        "one socket, a thread a core",
+        "one socket, one thread per core",
         "how the guest sees its vCPUs. The product must be the most vCPUs that it can have (`virtshim.io/max-vcpus`; the node's "
         "`vm.room_vcpus` does not count). Some systems are licensed by sockets",
         "1x1x1",
@@ -196,7 +196,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         INITRD,
         "`/boot/NAME`",
         "none",
-        f"its initial RAM disk; needs `{KERNEL}`",
+        f"the kernel's initial RAM disk; needs `{KERNEL}`",
         "/boot/initrd.img",
         _boot_file("initrd", "/boot/initrd.img"),
     ),
@@ -204,7 +204,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         KERNEL_ARGS,
         "text",
         "none",
-        f"its command line; needs `{KERNEL}`. Without `console=ttyS0` the container's log stays empty",
+        f"the kernel's command line; needs `{KERNEL}`. Without `console=ttyS0` the container's log stays empty",
         "console=ttyS0 root=/dev/vda1",
         _kernel_args,
     ),
@@ -227,7 +227,7 @@ def refuse_unfit_annotations(
         )
     if options.video is not Video.VGA and not screen:
         raise InvalidRequest(
-            f'annotation {VIDEO}: it is the card of a screen; write virtshim.io/vnc: "true", or remove it'
+            f'annotation {VIDEO}: a video card needs a screen; write virtshim.io/vnc: "true", or remove this annotation'
         )
     if options.nic_model is not NicModel.VIRTIO and queues > 1:
         raise InvalidRequest(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
-from virtshim.model.network import Bandwidth
+from virtshim.model.network import Bandwidth, GuestPorts
 from virtshim.model.vm import CpuDetails, CpuModel, DiskBus
 from virtshim.seed.sources import DataSource, Encoding
 from virtshim.volumes.empty_disks import EmptyDisk
 
 # `annotations.parse` makes a VmOptions.
-
-STATE_VOLUME_ANNOTATION: Final = "virtshim.io/state-volume"
-RESTORE_FROM_ANNOTATION: Final = "virtshim.io/restore-from"
 
 # Of a VM, including those that are plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
@@ -86,6 +83,10 @@ class VmOptions:
     bandwidth: Bandwidth = Bandwidth()
     # Of each NIC; 0: as many as vCPUs.
     nic_queues: int = 0
+    # The guest's ports in a pod with containers beside its VM; None: those that the pod declares.
+    ports: GuestPorts | None = None
+    # The container of such a pod that is the VM, "" for the one with a VM's image.
+    vm_container: str = ""
 
     # --- what cloud-init tells the guest
 
@@ -113,8 +114,8 @@ class VmOptions:
 
     # --- commands in the guest
 
-    # Serial ports for commands at the start. A running command takes two or three, and each costs the guest half a MiB.
-    # Unless this is 0, more are plugged in when all are in use.
+    # Serial ports for commands at the start. A running command takes two or three, and each costs the guest half a MiB (4 MiB on
+    # QEMU 10). Unless this is 0, more are plugged in when all are in use.
     exec_ports: int = 12
     # Whether the container's command runs in the guest; None: the node's default.
     run_command: bool | None = None

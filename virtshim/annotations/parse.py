@@ -14,14 +14,19 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
+from virtshim.annotations import beside_containers
 from virtshim.annotations.cloud_init import GUEST_DATA, IGNITION_READERS, ignition_of_two_places, without_source
 from virtshim.annotations.cpu_setting import parse_cpu_setting
 from virtshim.annotations.hardware import ANNOTATIONS
+from virtshim.annotations.names import (
+    ON_STOP_ANNOTATION,
+    RESTORE_FROM_ANNOTATION,
+    STATE_VOLUME_ANNOTATION,
+    WARM_START_ANNOTATION,
+)
 from virtshim.annotations.options import (
     MAX_EXEC_PORTS,
     MAX_NIC_QUEUES,
-    RESTORE_FROM_ANNOTATION,
-    STATE_VOLUME_ANNOTATION,
     Reader,
     VmOptions,
     flag,
@@ -32,7 +37,7 @@ from virtshim.devices.guest_view import mount_paths
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
 from virtshim.model.sandbox import BY_POD_NAME
-from virtshim.model.text import is_node_name, parse_bytes
+from virtshim.model.text import is_object_name, parse_bytes
 from virtshim.model.vm import CpuModel, DiskBus
 from virtshim.model.yaml_text import MAX_TEXT_BYTES
 from virtshim.volumes import empty_disks, memory_volumes
@@ -45,10 +50,8 @@ from virtshim.volumes.sysprep import SYSPREP_ANNOTATION
 # With this annotation, port 5900 of the pod is its VM's VNC server.
 VNC_ANNOTATION: Final = "virtshim.io/vnc"
 FORWARD_ANNOTATION: Final = "virtshim.io/forward"
-# The VM that outlives the pod, and what a stop does with its memory.
+# The VM that outlives the pod.
 VM_ANNOTATION: Final = "virtshim.io/vm"
-WARM_START_ANNOTATION: Final = "virtshim.io/warm-start"
-ON_STOP_ANNOTATION: Final = "virtshim.io/on-stop"
 _ROOT_DISK: Final = "virtshim.io/root-disk"
 
 _OWN_PREFIX: Final = "virtshim.io/"
@@ -183,7 +186,7 @@ def _vnc(options: VmOptions, text: str) -> VmOptions:
 def _nic_queues(options: VmOptions, text: str) -> VmOptions:
     if not (text.isascii() and text.isdecimal() and len(text) <= 3 and 1 <= int(text) <= MAX_NIC_QUEUES):
         raise InvalidRequest(
-            f"{shown(text)} is not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it for one a vCPU"
+            f"{shown(text)} is not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it to get one per vCPU"
         )
     return dataclasses.replace(options, nic_queues=int(text))
 
@@ -273,7 +276,7 @@ def _state_volume(options: VmOptions, text: str) -> VmOptions:
 
 
 def _restore_from(options: VmOptions, text: str) -> VmOptions:
-    if text and not is_node_name(text):
+    if text and not is_object_name(text):
         raise InvalidRequest(f"{shown(text)} is not the name of a node; write the one that `kubectl get nodes` shows")
     return dataclasses.replace(options, restore_from=text)
 
@@ -386,8 +389,9 @@ _READERS: Final[Mapping[str, Reader]] = {
     FORWARD_ANNOTATION: _forward,
     "kubernetes.io/ingress-bandwidth": _bandwidth("ingress"),
     "kubernetes.io/egress-bandwidth": _bandwidth("egress"),
-    "virtshim.io/network-filter": _network_filter,
-    "virtshim.io/nic-queues": _nic_queues,
+    beside_containers.NETWORK_FILTER_ANNOTATION: _network_filter,
+    beside_containers.NIC_QUEUES_ANNOTATION: _nic_queues,
+    **beside_containers.READERS,
     "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,

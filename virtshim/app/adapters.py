@@ -105,7 +105,7 @@ _START_LIMIT = 90.0
 
 @dataclass(frozen=True, slots=True)
 class VmParts:
-    """What runs, limits, reads and changes VMs."""
+    """The adapters that run, limit, read and change VMs."""
 
     hypervisor: Hypervisor
     inventory: VmInventory
@@ -123,7 +123,7 @@ class VmParts:
 
 @dataclass(frozen=True, slots=True)
 class GuestParts:
-    """The guest's agent, its output and its logs."""
+    """The adapters for the guest's agent, its output and its logs."""
 
     agents: GuestAgents
     operations: GuestOperations
@@ -136,7 +136,7 @@ class GuestParts:
 
 @dataclass(frozen=True, slots=True)
 class FileParts:
-    """Images, disks and seeds on the node, and the copies of records beside them."""
+    """The adapters for images, disks and seeds on the node, and for the copies of records beside them."""
 
     images: KnownImageFiles
     image_notes: ImageNotes
@@ -155,7 +155,7 @@ class FileParts:
 
 @dataclass(frozen=True, slots=True)
 class VolumeParts:
-    """Volumes that kubelet has made for pods."""
+    """The adapters for volumes that kubelet has made for pods."""
 
     shares: VmShares
     kubelet: KubeletVolumes
@@ -164,7 +164,7 @@ class VolumeParts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceParts:
-    """The node's devices, their drivers and what they count of errors."""
+    """The adapters for the node's devices, their drivers and their error counts."""
 
     host: Devices
     drivers: DeviceDrivers
@@ -173,7 +173,7 @@ class DeviceParts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """The pods' networks, the clients that stream, the API server, and other nodes."""
+    """The adapters for pods' networks, streaming clients, the API server and other nodes."""
 
     pods: KnownNetworks
     streaming: Streaming
@@ -184,7 +184,7 @@ class NetworkParts:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Everything outside, each behind its port, by subject."""
+    """All adapters, grouped by subject."""
 
     records: SqliteRecords
     clock: Clock
@@ -198,7 +198,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class RealParts:
-    """The adapters of a node that serves, and what is begun and awaited before the use cases may."""
+    """The adapters of a serving node, with what must start before the use cases may run."""
 
     adapters: Adapters
     attaches: Attachments
@@ -212,7 +212,7 @@ class RealParts:
     peer_addresses: Live[Mapping[str, str]]
 
     def use(self, settings: Settings) -> None:
-        """What of the settings is theirs and may change while they work."""
+        """Applies the settings that these adapters can change while they work."""
         self.images.change(image_settings(settings))
         self.server.allow(stream_limits(settings))
         self.cluster.use(settings.kubernetes.kubeconfig)
@@ -220,7 +220,8 @@ class RealParts:
         self.peer_addresses.now = settings.peers.addresses
 
     def wait(self) -> None:
-        """Until libvirt and tapmanager answer: they may still be starting. Raises ShimError if they do not."""
+        """Waits until libvirt and tapmanager answer, because they may still be starting. Raises ShimError if they do
+        not."""
         if not self.connection.wait_open(_START_LIMIT):
             raise Unavailable(self.connection.trouble())
         self.networks.await_answer(self.adapters.clock, _START_LIMIT)
@@ -245,7 +246,7 @@ def _guests(
 def _libvirt(
     settings: Settings, records: SqliteRecords, stack: contextlib.ExitStack
 ) -> tuple[Connection, NodeProfile, LibvirtHypervisor, LibvirtControl]:
-    """Connecting; what must hear of each connection is there before."""
+    """Connects to libvirt. The objects that must learn of each connection are made first."""
     uri = libvirt_uri(settings)
     connection = Connection(uri, group_of_vms(settings))
     stack.callback(connection.close)
@@ -259,7 +260,7 @@ def _libvirt(
 
 
 def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
-    """All is closed with `stack`; VMs and pod networks stay."""
+    """Makes the adapters of a real node. `stack` closes them; VMs and pod networks stay."""
     layout, clock = settings.layout(), SystemClock()
     _make_directories(layout)
     records = stack.enter_context(contextlib.closing(open_records(layout.database)))
@@ -290,7 +291,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
             control=control,
             cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
             screenshots=VncScreenshots(screens),
-            node_hardware=NodeHardware(lambda: hypervisor.machine_type, first_uefi, machine.numa_nodes),
+            node_hardware=_node_hardware(hypervisor),
             templates=LibvirtTemplateVms(hypervisor, layout, settings.libvirt.emulator),
         ),
         guest=GuestParts(
@@ -319,6 +320,10 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         pod_events=events,
         peer_addresses=addresses,
     )
+
+
+def _node_hardware(hypervisor: LibvirtHypervisor) -> NodeHardware:
+    return NodeHardware(lambda: hypervisor.machine_type, first_uefi, machine.numa_nodes, machine.available_memory)
 
 
 def _devices(settings: Settings, tapmanager: TapmanagerConnection, stack: contextlib.ExitStack) -> DeviceParts:
@@ -359,7 +364,7 @@ def _cluster(settings: Settings, clock: Clock, stack: contextlib.ExitStack) -> t
 
 
 def _make_directories(layout: Layout) -> None:
-    """Searchable, so that the QEMU user reaches its disks; not readable."""
+    """Makes the directories searchable, so that the QEMU user reaches its disks, but not readable."""
     for directory in (layout.state_dir, layout.containers, layout.images, layout.vms, layout.run_dir, layout.sockets):
         os.makedirs(directory, mode=0o711, exist_ok=True)
 
@@ -388,13 +393,14 @@ def _volumes(settings: Settings, connection: Connection, stack: contextlib.ExitS
 
 
 def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:
-    """Its process id, by what libvirt wrote down."""
+    """The process id of the container's QEMU, from libvirt's pid file."""
     found = records.containers.get(container)
     return None if found is None else qemu_process.find(directory, found.domain_name, found.domain_uuid)
 
 
 def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices:
-    """kubelet is not looked for before it is asked; its connection ends with `stack`."""
+    """Makes the resolver of the node's devices. It connects to kubelet at the first request; `stack` closes the
+    connection."""
     files, socket = HostFiles(), settings.devices.pod_resources_socket
     kubelet = PodResourcesClient(socket) if socket else None
     if kubelet is not None:

@@ -1,4 +1,4 @@
-"""Composition root: which use case gets which adapters, and what runs for as long as the node is served."""
+"""Composition root: which use case gets which adapters, and which threads run while the node is served."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from virtshim.app.parts import (
     usage,
     vm_uids,
     warm_starts,
+    watch_pods,
 )
 from virtshim.app.reload import LiveSettings
 from virtshim.config.settings import Settings
@@ -73,7 +74,7 @@ from virtshim.volumes.copy_watch import CopyWatch
 from virtshim.volumes.pod_volumes import PodVolumes
 from virtshim.volumes.volume_copies import VolumeCopies
 
-# Seconds that a look which is under way gets when the daemon stops.
+# When the daemon stops, a running look may take this many more seconds.
 _JOIN_TIMEOUT = 5.0
 
 
@@ -105,7 +106,7 @@ class App:
         image = ImageServicer(
             self.images,
             self.adapters.files.containers_room.filesystem_usage,
-            settings.cri.runtime_handlers,
+            {*settings.cri.runtime_handlers, *settings.proxy.pod_handlers},
             self.live.pulls,
         )
         admin = AdminServicer(self.adapters.records, self.adapters.guest.operations, self.adapters.network.streaming)
@@ -123,7 +124,7 @@ class App:
         return OperatorServer(admin_socket(settings.layout()), self.operator)
 
     def recover(self) -> None:
-        """Makes records and the world agree; remembers in which boot."""
+        """Makes the records agree with what exists on the node, and records the boot in which it did so."""
         records = self.adapters.records
         boot = machine.boot_id()
         before = records.node_fact("boot")
@@ -149,7 +150,7 @@ class App:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Pods are looked after inside the block, by threads of their own."""
+        """Watches pods within the block, on separate threads."""
         stopping = threading.Event()
         threads = []
         try:
@@ -157,6 +158,7 @@ class App:
                 ("watch-pods", self.watch.run),
                 ("reconcile", self.recovery.reconcile.run),
                 ("watch-volumes", self.copy_watch.run),
+                ("watch-agents", self.starts.boots.run),
             ):
                 threads.append(lasting(partial(run, stopping), name))
             yield
@@ -167,7 +169,7 @@ class App:
 
 
 def wire(settings: Settings, adapters: Adapters) -> App:
-    """Connects services to ports; nothing runs yet."""
+    """Connects the use cases with the adapters. Starts nothing."""
     a = adapters
     live = LiveSettings.from_settings(settings)
     locks, runner, starting = PodLocks(), repair_runner(), starts(a)
@@ -189,7 +191,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         records=a.records,
         clock=a.clock,
         layout=settings.layout(),
-        node=_node(settings, a, runner, parts.devices),
+        node=_node(settings, a, runner, parts.devices, warm),
         run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups, receiving=receiving),
         stop_sandbox=stop_sandbox,
         remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
@@ -214,7 +216,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         images=images,
         recovery=_recovery(a, live, images, runner, _repairs(a, exits, guest, services, states, warm)),
         events=VmEvents(a.records, exits),
-        watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up, states),
+        watch=watch_pods(a, exits, services, freezer, guest_set_up, states, runner),
         entrypoints=guest.entrypoints,
         freezer=freezer,
         devices=parts.devices,
@@ -310,7 +312,7 @@ def _states(
         vms=a.files.vms,
         hypervisor=a.vm.hypervisor,
         pausing=a.vm.pausing,
-        guests=a.guest.agents,
+        guests=a.guest.operations,
         logs=a.guest.entrypoint_logs,
         exits=exits,
         clock=a.clock,
@@ -342,6 +344,7 @@ def _states(
         exits=exits,
         restoring=restoring,
         layout=settings.layout(),
+        hardware=a.vm.node_hardware,
     )
     departures = Departures(saving, a.files.disks)
     return VmStates(saving, restoring, RenewVm(saving, restoring, live.sizes), receiving, departures)
@@ -513,29 +516,6 @@ def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices
     )
 
 
-def _watch(
-    a: Adapters,
-    exits: ExitRecorder,
-    checkpoints: CheckpointContainer,
-    freezer: GuestFreezer,
-    guest_set_up: GuestSetUp,
-    states: VmStates,
-) -> WatchPods:
-    return WatchPods(
-        records=a.records,
-        clock=a.clock,
-        locks=exits.locks,
-        parts=exits.parts,
-        networks=a.network.pods,
-        pausing=a.vm.pausing,
-        exits=exits,
-        checkpoints=checkpoints,
-        freezer=freezer,
-        states=states,
-        guest_set_up=guest_set_up,
-    )
-
-
 def _run_sandbox(
     settings: Settings,
     live: LiveSettings,
@@ -553,6 +533,7 @@ def _run_sandbox(
         locks=locks,
         inflight=Inflight[SandboxId](),
         handlers=frozenset(settings.cri.runtime_handlers),
+        pod_handlers=settings.proxy.pod_handlers,
         profiles=live.profiles,
         require_overhead=live.require_overhead,
         timeout=settings.cri.stop_timeout,
@@ -563,7 +544,9 @@ def _run_sandbox(
     )
 
 
-def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: DeviceServices) -> NodeStatus:
+def _node(
+    settings: Settings, a: Adapters, runner: RepairRunner, devices: DeviceServices, warm: WarmStarts
+) -> NodeStatus:
     return NodeStatus(
         version=version("virtshim"),
         node_id=a.records.node_id(),
@@ -574,6 +557,7 @@ def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: Device
         records=a.records,
         unfinished=runner.unfinished,
         broken_devices=devices.resets.broken,
+        templates=warm.templates.facts,
         layout=settings.layout(),
         functions=FunctionInspection(a.devices.drivers),
     )
@@ -581,8 +565,9 @@ def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: Device
 
 @contextlib.contextmanager
 def open_app(settings: Settings) -> Iterator[App]:
-    """The product on its real parts. Waits until libvirt and tapmanager answer (they may still be starting); raises
-    ShimError if they do not. On leaving, everything of this process is closed; VMs and pod networks stay."""
+    """Opens the product with its real adapters. Waits until libvirt and tapmanager answer, because they may still be
+    starting. Raises ShimError if they do not. At the end of the block, closes everything of this process; VMs and pod
+    networks stay."""
     with contextlib.ExitStack() as stack:
         parts = real_parts(settings, stack)
         parts.wait()

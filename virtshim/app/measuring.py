@@ -1,4 +1,4 @@
-"""The metrics and traces of this process: who counts, reads, serves, sends. Nothing of it is loaded without an address."""
+"""Starts the metrics and traces of this process. Loads none of their modules unless the settings name an address."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from virtshim.system.threads import lasting
 if TYPE_CHECKING:
     from virtshim.metrics.span_sender import Sending
 
-# Seconds that a guest which is asked just now gets when the daemon stops.
+# When the daemon stops, a guest that is being asked gets this many more seconds.
 _JOIN = 3.0
 
 
 @contextlib.contextmanager
 def measured(app: App, settings: Metrics) -> Iterator[None]:
-    """Inside the block the daemon is counted, and its numbers are served."""
+    """Within the block, counts the daemon's metrics and serves them."""
     if not settings.address:
         yield
         return
@@ -41,6 +41,8 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
         stores={"images": app.images.files.filesystem_usage, "containers": a.files.containers_room.filesystem_usage},
         vms=a.files.vms,
         saved_limits=app.live.saved,
+        templates=app.warm.templates.kept,
+        template_limit=app.live.template_bytes,
         clock=a.clock,
     )
     filesystems = GuestFilesystems(a.records, a.guest.operations, a.clock)
@@ -62,7 +64,7 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced(settings: Tracing, sending: Sending | None = None) -> Iterator[None]:
-    """Inside the block the daemon's calls are spans."""
+    """Within the block, records the daemon's calls as spans."""
     if not settings.endpoint:
         yield
         return

@@ -1,4 +1,4 @@
-"""Start-up's recovery and the reconciler: the same survey, the same repairs, one runner for both."""
+"""Recovery at start-up, and the reconciler. Both use the same survey, the same repairs and one runner."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from virtshim.cri.services import Services
 from virtshim.devices.services import DeviceServices
 from virtshim.guest.boot_phases import BootPhases, Starts
 from virtshim.guest.freeze import GuestFreezer
+from virtshim.guest.set_up import GuestSetUp
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
 from virtshim.metrics.usage import Usage
@@ -39,14 +40,18 @@ from virtshim.model.ids import ContainerId
 from virtshim.moves.keeping import LastingVms
 from virtshim.moves.ports import StateVolumes
 from virtshim.moves.receiving import ReceiveVm
+from virtshim.moves.renewing import VmStates
 from virtshim.moves.state_volume import StateVolumeFiles
+from virtshim.pods.adopt_sandbox import AdoptSandbox
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
+from virtshim.pods.run_sandbox import RunSandbox
 from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
 from virtshim.recovery.recover import Recover, Survey
 from virtshim.recovery.repairs import RepairRunner, Repairs
+from virtshim.recovery.watch_pods import WatchPods
 from virtshim.store.ports import RecordCopies, Records, VmInventory
 from virtshim.system import machine
 from virtshim.system.clock import Stamps
@@ -58,7 +63,7 @@ from virtshim.templates.warm_start import WarmStarts
 from virtshim.volumes.image_volumes import ImageVolumes
 from virtshim.volumes.volume_disks import VolumeDisks
 
-# CreateContainer, put together: its checks, its steps in their order.
+# CreateContainer: its checks, and its steps in their order.
 
 
 def create_container(
@@ -73,7 +78,7 @@ def create_container(
     receiving: ReceiveVm,
     uids: VmUids,
 ) -> CreateContainer:
-    """With all that it does, in order."""
+    """Makes CreateContainer with its checks and its steps, in their order."""
     locks, devices, volumes = exits.locks, exits.parts.devices, exits.parts.volumes
     places = KeptPlaces(a.vm.node_hardware, a.files.disk_places, a.files.root_volumes)
     steps: tuple[Step, ...] = (
@@ -190,12 +195,12 @@ def _uids_in_use(settings: Settings) -> frozenset[int]:
     return machine.uids_in_use(layout.containers, layout.pod_disks, layout.vms, layout.templates)
 
 
-# Composition of what operators look at and do by hand: the admin socket, and what pods' starts are told by.
+# The admin socket, through which operators see and act on VMs, and the reports of pods' starts.
 
 
 def starts(a: Adapters) -> Starts:
     ups = StartUps(a.clock)
-    boots = BootPhases(a.records, a.guest.boot_output, ups)
+    boots = BootPhases(a.records, a.clock, a.guest.boot_output, a.vm.control, ups)
     a.guest.consoles.on_news(boots.console_changed)
     a.vm.control.on_agent(boots.agent_answers)
     a.records.containers.on_change(boots.record_changed)
@@ -239,6 +244,7 @@ def operator_servicer(
             inspection=Inspection(a.records, a.vm.hypervisor, services.node, start_ups),
             start_ups=start_ups,
             receiving=receiving,
+            adopt_sandbox=_adopt_sandbox(services.run_sandbox, a),
             vms=LastingVms(
                 records=a.records,
                 vms=a.files.vms,
@@ -252,15 +258,32 @@ def operator_servicer(
     )
 
 
+def _adopt_sandbox(run: RunSandbox, a: Adapters) -> AdoptSandbox:
+    return AdoptSandbox(
+        records=run.records,
+        networks=run.networks,
+        shares=a.volumes.shares,
+        clock=run.clock,
+        stamps=run.stamps,
+        locks=run.locks,
+        pod_handlers=run.pod_handlers,
+        profiles=run.profiles,
+        timeout=run.timeout,
+        start_ups=run.start_ups,
+        vms=run.vms,
+    )
+
+
 def _has_screen(records: Records, container: Container) -> bool:
     """A VM has a video card if its pod asked for one when it was made."""
     sandbox = records.sandboxes.get(container.sandbox_id)
     return sandbox is not None and sandbox.config.annotations.get(VNC_ANNOTATION) == "true"
 
 
-# Composition of what is counted and told of pods: usage, places for commands, events.
+# Usage of pods, their limits on commands, and their events.
 
-# GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
+# The number of GetContainerEvents streams. Each holds a thread of the calls' pool, so together they get at most a
+# quarter of the pool.
 _MAX_LISTENERS = 16
 
 
@@ -288,7 +311,8 @@ def broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:
     return made
 
 
-# One repair, and all that are stuck together in one round, in seconds. What is not done by then is left to the reconciler.
+# Seconds for one repair, and for all hanging repairs of one round. The reconciler repeats what has not succeeded by
+# then.
 _LIMIT: Final = 15.0
 _BUDGET: Final = 45.0
 
@@ -301,6 +325,33 @@ class Recovery:
 
 def repair_runner() -> RepairRunner:
     return RepairRunner(_LIMIT, _BUDGET)
+
+
+def watch_pods(
+    a: Adapters,
+    exits: ExitRecorder,
+    services: Services,
+    freezer: GuestFreezer,
+    guest_set_up: GuestSetUp,
+    states: VmStates,
+    runner: RepairRunner,
+) -> WatchPods:
+    return WatchPods(
+        records=a.records,
+        clock=a.clock,
+        locks=exits.locks,
+        parts=exits.parts,
+        networks=a.network.pods,
+        pausing=a.vm.pausing,
+        exits=exits,
+        checkpoints=services.checkpoint_container,
+        freezer=freezer,
+        states=states,
+        guest_set_up=guest_set_up,
+        stop_sandbox=services.stop_sandbox,
+        remove_sandbox=services.remove_sandbox,
+        runner=runner,
+    )
 
 
 def recovery(

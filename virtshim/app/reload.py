@@ -1,4 +1,5 @@
-"""SIGHUP: the settings are read again. All of the new ones that can change come into force, or, if anything is wrong, none."""
+"""SIGHUP: reads the settings again. If all are valid, those that a reload can change take effect; otherwise none
+does."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ from virtshim.system.logsetup import set_log_level
 from virtshim.system.pod_places import Places, PodPlaces
 from virtshim.system.threads import lasting
 
-# Settings that a reload changes in the use cases: `reload=True` beside the setting.
+# The use cases' settings that a reload changes. Their declarations have `reload=True`.
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """One for the node; whoever uses a value holds the same `Live`."""
+    """The settings that a reload changes. There is one object for the node, and all users of a setting share its
+    `Live`."""
 
     sizes: Live[NodeLimits]
     agent_timeout: Live[float]
@@ -47,7 +49,7 @@ class LiveSettings:
     saved: Live[SavedLimits]
     template_bytes: Live[int]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
-    """Of parts that hold settings of their own."""
+    """Called with the new settings, for parts that hold settings of their own."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -68,19 +70,13 @@ class LiveSettings:
         )
 
     def use(self, settings: Settings) -> None:
-        self.sizes.now = _sizes(settings)
-        self.agent_timeout.now = settings.vm.agent_timeout
-        self.run_commands.now = settings.vm.command == "run"
-        self.must_confirm.now = settings.volumes.unconfirmed == "fail"
-        self.reconcile_interval.now = settings.cri.reconcile_interval
-        self.profiles.now = _profiles(settings)
-        self.require_overhead.now = settings.vm.require_overhead
-        self.commands.allow(_commands(settings))
-        self.pulls.allow(_pulls(settings))
-        self.pinned_images.now = settings.images.pinned
-        self.image_watermarks.now = _watermarks(settings)
-        self.saved.now = _saved(settings)
-        self.template_bytes.now = int(settings.templates.max_bytes)
+        new = self.from_settings(settings)
+        for one in dataclasses.fields(self):
+            mine, its = getattr(self, one.name), getattr(new, one.name)
+            if isinstance(mine, Live):
+                mine.now = its.now
+            elif isinstance(mine, PodPlaces):
+                mine.allow(its.allowed)
         for use in self.others:
             use(settings)
 
@@ -118,7 +114,7 @@ def _pulls(settings: Settings) -> Places:
     )
 
 
-# Two states of the settings: what differs, and what of it a running daemon takes over.
+# Compares two versions of the settings: which settings differ, and which of those a running daemon takes over.
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -131,7 +127,7 @@ def changed(old: BaseModel, new: BaseModel) -> Iterator[tuple[str, bool]]:
 
 
 def with_reloaded(old: S, new: S) -> S:
-    """`old`, with the values of `new` for all settings that a reload changes."""
+    """Returns `old` with the values of `new` for all settings that a reload changes."""
     changes: dict[str, Any] = {}
     for name in type(old).model_fields:
         here, there = getattr(old, name), getattr(new, name)
@@ -147,8 +143,8 @@ def is_reloaded(model: type[BaseModel], key: Sequence[str | int]) -> bool:
     *tables, name = (str(part) for part in key)
     for table in tables:
         model = table_in(model, table) or model
-    told = model.model_fields[name].json_schema_extra
-    return isinstance(told, dict) and bool(told.get("reload"))
+    extra = model.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("reload"))
 
 
 def _value(settings: BaseModel, key: Sequence[str | int]) -> Any:
@@ -162,7 +158,7 @@ log = structlog.get_logger(__name__)
 
 
 class Reload:
-    """`file` as for `config.load`; `use` brings into force what its program can change, and must not fail; `own`: tables and
+    """`file` as for `load_settings`; `use` brings into force what its program can change, and must not fail; `own`: tables and
     settings that the program reads at all."""
 
     def __init__(
@@ -178,7 +174,7 @@ class Reload:
         self._own = own
 
     def start(self, asked: queue.SimpleQueue[None]) -> None:
-        """From now on each entry of `asked` is a reload, on a thread of its own."""
+        """Starts the thread that reloads the settings once for each entry of `asked`."""
         lasting(partial(self._run, asked), "reload")
 
     def _run(self, asked: queue.SimpleQueue[None]) -> None:
@@ -187,7 +183,7 @@ class Reload:
             self.serve()
 
     def serve(self) -> None:
-        """Of one signal: systemd is told. Never raises."""
+        """Handles one signal and notifies systemd. Never raises."""
         notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         status = "serving"
         try:
@@ -198,7 +194,7 @@ class Reload:
         notify_systemd("READY=1", f"STATUS={status}")
 
     def again(self) -> bool:
-        """Whether the new settings hold."""
+        """Reloads the settings. Returns whether the new ones are in force."""
         try:
             new = load_settings(self._file)
         except BadConfiguration as exc:
@@ -206,9 +202,8 @@ class Reload:
         else:
             self._take(new)
             return True
-        log.error(
-            "settings.refused", faults=list(refused), remedy="the former ones hold; correct all, and reload again"
-        )
+        remedy = "the former settings stay in force; correct all faults, and reload again"
+        log.error("settings.refused", faults=list(refused), remedy=remedy)
         return False
 
     def _take(self, new: Settings) -> None:

@@ -14,13 +14,13 @@ from virtshim.app.adapters import peer_server
 from virtshim.app.measuring import measured, traced
 from virtshim.app.reload import Reload
 from virtshim.config.settings import Settings
-from virtshim.system.daemon import notify_systemd, reload_requests, stop_event, watchdog_interval
+from virtshim.system.daemon import notify_systemd, reload_requests, stop_event, watchdog_seconds
 from virtshim.system.grpc_socket import SocketLock
 
 log = structlog.get_logger(__name__)
 
-# Calls under way when the daemon is told to stop: a start or a removal gets this long (seconds) to be answered. A waiting
-# StopContainer is cut off; kubelet repeats it.
+# When the daemon stops, running calls get this many seconds to finish, which suffices for a start or a removal. A
+# waiting StopContainer is cut off, and kubelet repeats it.
 _DRAIN = 5.0
 
 # The settings that this program uses. The other settings belong to other programs.
@@ -39,7 +39,8 @@ def serve(settings: Settings, file: str | None = None) -> None:
         with assembly.open_app(settings) as app, measured(app, settings.metrics), traced(settings.tracing):
             notify_systemd("STATUS=recovering")
             app.recover()
-            # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
+            # Modules and records stay for the life of the process. Freezing them keeps full garbage collections from
+            # slowing lists down.
             gc.freeze()
             heap.return_freed_memory()
             server, operator, peers = (
@@ -64,7 +65,7 @@ def serve(settings: Settings, file: str | None = None) -> None:
 
 
 def _wait(stopping: threading.Event) -> None:
-    """Feeds systemd's watchdog from the main thread; a stuck interpreter stops feeding it."""
-    interval = watchdog_interval()
-    while not stopping.wait(interval / 2 if interval else None):
+    """Feeds systemd's watchdog from the main thread, so that a stuck interpreter no longer feeds it."""
+    every = watchdog_seconds()
+    while not stopping.wait(every):
         notify_systemd("WATCHDOG=1")

@@ -1,10 +1,10 @@
 """Attach: the serial consoles' sockets, shared by all clients of a VM. Lives on the streaming loop.
 
-QEMU serves one connection a console, so all clients of a VM share one; it is there only while somebody is attached. Output
-goes to all: QEMU is always read within milliseconds (a full socket would stop the guest's UART), and a client that does not
-keep up loses its oldest bytes and is told so. Input from all clients goes to the guest as it arrives.
-
-A serial line is no pipe: the guest echoes what is typed, and there is no end of input.
+QEMU serves one connection for each console, so all clients of a VM share one. The connection exists only while a client
+is attached. All clients get the output. virtshim always reads QEMU's output within milliseconds, because a full socket
+would stop the guest's UART. A client that does not keep up loses its oldest bytes, and a message says so. Input of all
+clients goes to the guest as it arrives. A serial line is not a pipe: the guest echoes input, and there is no end of
+input.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from virtshim.model.layout import Layout
 from virtshim.streaming.ports import Attaches, AttachStreams, Ended, Output, OutStream, StreamSession
 from virtshim.system.rate_limits import ReadPace
 
-# What both kinds of attach share: which of them serves a request, their limits, and what clients are told of those.
+# The choice between both kinds of attach, their limits, and the messages about these limits.
 
 MAX_CLIENTS: Final = 16
-# Bytes that wait for one client, and for all of one VM.
+# Bytes that may wait for one client, and for all clients of one VM.
 MAX_WAITING: Final = 1 << 20
 _WAITING_OF_VM: Final = 4 << 20
 
 
 class Attachments:
-    """A container's entrypoint, or its console. Implements `virtshim.streaming.ports.Attaches`."""
+    """Attaches to a container's entrypoint, or to its console. Implements `virtshim.streaming.ports.Attaches`."""
 
     def __init__(self, consoles: Attaches, commands: Attaches) -> None:
         self._consoles = consoles
@@ -58,12 +58,12 @@ def too_many_clients(container: ContainerId) -> ResourceExhausted:
 
 
 def room_for_each(clients: int) -> int:
-    """Bytes that may wait for each of so many."""
+    """The bytes that may wait for each of that many clients."""
     return min(MAX_WAITING, _WAITING_OF_VM // max(1, clients))
 
 
 def bytes_lost(count: int) -> Output:
-    """In the place of what a client did not read in time."""
+    """The message that replaces output that a client did not read in time."""
     return Output(OutStream.STDOUT, f"\r\n[virtshim: {count} bytes lost: this client reads too slowly]\r\n".encode())
 
 
@@ -76,16 +76,17 @@ log = structlog.get_logger(__name__)
 # Container, columns, rows, seconds. Blocks; raises ShimError.
 SetSize = Callable[[ContainerId, int, int, float], None]
 
-# Seconds: for the agent, and between two sizes of one console, as a window that is dragged has many.
+# Seconds for the agent, and between two sizes of one console: dragging a window makes many sizes.
 _ANSWER: Final = 3.0
 _PAUSE: Final = 0.3
 _MAX: Final = 0xFFFF
-# Guests that are told at the same time, each by one thread: silent ones keep nobody else waiting.
+# The number of guests whose size is set at the same time, each on its own thread, so that a silent guest delays no
+# other.
 _THREADS: Final = 512
 
 
 class ConsoleSizes:
-    """One for all consoles."""
+    """The sizes of all consoles."""
 
     def __init__(self, tell: SetSize) -> None:
         self._set = tell
@@ -105,7 +106,7 @@ class ConsoleSizes:
 
 
 class ConsoleSize:
-    """Of one console. Lives on the streaming loop."""
+    """The size of one console. Runs on the streaming loop."""
 
     def __init__(self, tell: Callable[[int, int], None], executor: ThreadPoolExecutor) -> None:
         self._set = tell
@@ -132,15 +133,15 @@ class ConsoleSize:
             await asyncio.sleep(_PAUSE)
 
 
-# Bytes in one read from QEMU, and to one client.
+# Bytes in one read from QEMU, and in one message to a client.
 _PIECE: Final = 64 << 10
 
-# Bytes of input on their way to QEMU, which takes them as fast as the guest reads its UART.
+# Bytes of input that may wait for QEMU, which takes input as fast as the guest reads its UART.
 _INPUT: Final = 4 << 10
 
 _CONNECT: Final = 5.0
 
-# Seconds that the last client's input gets to be read: QEMU drops what it has not taken when the connection closes.
+# Seconds for QEMU to read the last client's input, because QEMU drops unread input when the connection closes.
 _LAST_INPUT: Final = 2.0
 _LOOK: Final = 0.02
 
@@ -156,7 +157,7 @@ class ConsoleAttach:
 
     @property
     def connected(self) -> Collection[ContainerId]:
-        """VMs to whose console there is a connection."""
+        """The VMs with an open connection to their console."""
         return self._lines.keys()
 
     async def attach(self, request: AttachStreams) -> ConsoleSession:
@@ -189,7 +190,7 @@ class ConsoleAttach:
         return session
 
     async def left(self, session: ConsoleSession, line: _Line, container: ContainerId) -> None:
-        """The last one closes the line."""
+        """Removes a client. The last client closes the line."""
         line.members.discard(session)
         async with line.lock:
             if line.members or self._lines.get(container) is not line:
@@ -203,7 +204,7 @@ class ConsoleAttach:
         self._input_over.add(container)
 
     def _is_input_over(self, container: ContainerId) -> bool:
-        """Forgets VMs that are gone on the way."""
+        """Whether a stdinOnce console's input has ended. Also forgets VMs that are gone."""
         self._input_over = {c for c in self._input_over if os.path.exists(self._layout.console_socket(c))}
         return container in self._input_over
 
@@ -223,7 +224,7 @@ class _Line:
 
     @property
     def is_open(self) -> bool:
-        """Also while the last client is on its way out."""
+        """Whether the line is open. It still is while the last client leaves."""
         return self._writer is not None
 
     async def connect(self) -> None:
@@ -241,7 +242,8 @@ class _Line:
         self._pump = asyncio.create_task(self._fan_out(self._reader, self._writer.transport))
 
     async def _fan_out(self, reader: asyncio.StreamReader, transport: asyncio.WriteTransport) -> None:
-        """QEMU sends each byte of the UART by itself: when many come, they are let gather in the socket."""
+        """Passes output to all clients. QEMU sends each byte of the UART separately, so when many arrive, this waits
+        until more are in the socket."""
         assert isinstance(transport, asyncio.Transport)
         now = asyncio.get_running_loop().time
         pace = ReadPace(now())
@@ -262,7 +264,7 @@ class _Line:
             member.end()
 
     async def type(self, data: bytes) -> None:
-        """Waits for the guest. Nothing if the VM has ended."""
+        """Sends input, and waits until the guest takes it. Does nothing if the VM has ended."""
         assert self._writer is not None  # connected before the first member
         with contextlib.suppress(OSError):
             for at in range(0, len(data), _INPUT):
@@ -282,7 +284,7 @@ class _Line:
 
     @staticmethod
     async def _input_taken(writer: asyncio.StreamWriter) -> None:
-        """Returns when QEMU has read all that was written. Raises OSError."""
+        """Returns when QEMU has read all input. Raises OSError."""
         while not writer.transport.is_closing():
             waiting = fcntl.ioctl(writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
             if struct.unpack("i", waiting)[0] == 0 and writer.transport.get_write_buffer_size() == 0:
@@ -291,7 +293,7 @@ class _Line:
 
 
 class ConsoleSession:
-    """One client's share. Implements `virtshim.streaming.ports.StreamSession`."""
+    """The session of one client. Implements `virtshim.streaming.ports.StreamSession`."""
 
     def __init__(self, hub: ConsoleAttach, line: _Line, request: AttachStreams) -> None:
         self._hub = hub
@@ -305,7 +307,7 @@ class ConsoleSession:
     # --- from the line
 
     def take(self, data: bytes, room: int) -> None:
-        """The oldest of more than `room` bytes are lost."""
+        """Adds output for the client. If more than `room` bytes wait, drops the oldest."""
         if not self._request.streams.stdout:
             return
         self._waiting += data
@@ -338,7 +340,7 @@ class ConsoleSession:
             await self._line.type(data)
 
     async def close_stdin(self) -> None:
-        """A serial line has no end of input; the next client may type, unless the pod said stdinOnce. See
+        """A serial line has no end of input, so the next client may type, unless the pod has stdinOnce. See
         `AttachStreams.leaves_with_input`."""
         if self._request.streams.stdin and self._request.stdin_once:
             self._hub.input_is_over(self._request.container)
@@ -346,7 +348,7 @@ class ConsoleSession:
             self.end()
 
     async def resize(self, width: int, height: int) -> None:
-        """All clients share one console: the newest size is that of all."""
+        """Sets the console's size. All clients share one console, so the newest size applies to all."""
         if self._request.streams.tty:
             self._line.size.change(width, height)
 

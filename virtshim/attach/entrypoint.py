@@ -1,8 +1,8 @@
-"""Attach to a container's entrypoint: its output goes to all attached clients, what they type to its input.
-
-Lives on the streaming loop, except what the command's thread calls (`virtshim.guest.ports.EntrypointListeners`). The output is
-that of the log, as it is read from the guest: earlier output is not shown. A client that does not keep up loses its
-oldest output and is told so; the command is never stopped for it.
+"""Attaches clients to a container's entrypoint. All clients get its output, and its input is what they type. Runs on
+the streaming loop, except for the methods that the command's thread calls (`virtshim.guest.ports.EntrypointListeners`).
+Clients get the same output as the log, at the time when virtshim reads it from the guest. They do not get earlier
+output. A client that does not keep up loses its oldest output, and a message says so. The command never waits for a
+client.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from virtshim.streaming.ports import AttachStreams, Ended, Output, OutStream, St
 
 log = structlog.get_logger(__name__)
 
-# Seconds: for what was typed last to reach the command, and for the guest to be told that there is no more.
+# Seconds for the last input to reach the command, and for telling the guest that no more input follows.
 _LAST_INPUT: Final = 2.0
 _ANSWER: Final = 3.0
 
@@ -97,7 +97,7 @@ class EntrypointAttach:
             session.end(code)
 
     def forget(self, container: ContainerId) -> None:
-        """Its sessions are ended by the streaming server."""
+        """Forgets the container. The streaming server ends its sessions."""
         with self._lock:
             self._input_over.discard(container)
 
@@ -122,7 +122,7 @@ class EntrypointSession:
     # --- from the command's thread
 
     def hear(self, output: Sequence[Output], room: int) -> None:
-        """The oldest of more than `room` bytes are lost."""
+        """Adds output for the client. If more than `room` bytes wait, drops the oldest."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._take, output, room)
 
@@ -164,7 +164,8 @@ class EntrypointSession:
         return Ended(self._code)
 
     async def write_stdin(self, data: bytes) -> None:
-        """The first call opens the input; where the guest cannot, input is discarded, and the client is told."""
+        """The first call opens the input. If the guest cannot open it, discards the input and sends the client a
+        message."""
         async with self._input_lock:
             if self._input_over:
                 return
@@ -178,7 +179,7 @@ class EntrypointSession:
                 self._take([Output(OutStream.STDOUT, why.encode())])
 
     async def close_stdin(self) -> None:
-        """The next client may type, unless the pod said stdinOnce: then the command reads the end of its input. See
+        """The next client may type, unless the pod has stdinOnce: then the command reads the end of its input. See
         `AttachStreams.leaves_with_input`."""
         await self._end_input()
         if self._request.leaves_with_input and self._code is None:
@@ -208,7 +209,7 @@ class EntrypointSession:
             await self._input.close()
 
     async def _input_delivered(self) -> None:
-        """Returns when all input has been delivered to the command. Raises ShimError, TimeoutError."""
+        """Returns when the command has received all input. Raises ShimError, TimeoutError."""
         if self._input is None:
             return
         async with asyncio.timeout(_LAST_INPUT):

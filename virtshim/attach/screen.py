@@ -1,6 +1,6 @@
 """The screens of VMs: connections to the VNC sockets that their QEMUs made. Implements `virtshim.streaming.ports.Screens`.
 
-While a VM starts, the directory of its VNC socket is QEMU's own, so that something else may be under that name ever after.
+While a VM starts, its QEMU owns the directory of its VNC socket. So QEMU could have put something else under that name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from virtshim.system.peers import WrongPeer, connect_to
 # PNG files of pictures in 24-bit colour. Pure. The format: W3C, "Portable Network Graphics".
 
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-# Bits a sample, and the number of colour with no alpha; then deflate, the only filter method, no interlace.
+# Bits per sample, and the number for colour without alpha; then deflate, the only filter method, and no interlace.
 _RGB: Final = (8, 2, 0, 0, 0)
 
 
@@ -46,10 +46,10 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# Pictures of VMs' screens, asked for as any VNC client does (RFC 6143). Implements `virtshim.vm.ports.Screenshots`.
+# Takes pictures of VMs' screens as a VNC client (RFC 6143). Implements `virtshim.vm.ports.Screenshots`.
 #
-# Not libvirt's screenshot: for that QEMU writes a file, which a confined QEMU may not. What QEMU says is bounded in
-# size and time.
+# libvirt's own screenshot is not used: QEMU would have to write a file, which a confined QEMU may not. The size and
+# time of QEMU's answers are limited.
 
 _VERSION: Final = b"RFB 003.008\n"
 _NO_PASSWORD: Final = 1
@@ -57,7 +57,7 @@ _RAW: Final = 0
 # 32 bits a pixel, 24 of them used, little-endian: blue, green, red, nothing.
 _FORMAT: Final = struct.pack(">BBBBHHHBBBxxx", 32, 24, 0, 1, 255, 255, 255, 16, 8, 0)
 _PIXEL: Final = 4
-# Screens of guests are smaller, and QEMU's word is not taken for more.
+# Screens of guests are smaller, so a larger size from QEMU is refused.
 _MOST_PIXELS: Final = 64 << 20
 _MOST_TEXT: Final = 1 << 20
 # Messages of a server.
@@ -82,7 +82,8 @@ class VncScreenshots:
 
 
 class _Server:
-    """Reads and writes until a point of the monotonic clock. Raises OSError, TimeoutError, EOFError."""
+    """The connection to a VNC server. Reads and writes until a point of the monotonic clock. Raises OSError,
+    TimeoutError, EOFError."""
 
     def __init__(self, connected: socket.socket, until: float) -> None:
         self._socket = connected
@@ -133,7 +134,7 @@ def _picture(server: _Server) -> bytes:
 
 
 def _begun(server: _Server) -> tuple[int, int]:
-    """The handshake; the screen's size."""
+    """Makes the handshake. Returns the screen's size."""
     server.read(len(_VERSION))
     server.write(_VERSION)
     kinds = server.read(server.numbers("B")[0])
@@ -152,10 +153,10 @@ def _begun(server: _Server) -> tuple[int, int]:
 
 
 def _rectangle(server: _Server, pixels: bytearray, width: int, height: int) -> int:
-    """How many pixels it has brought."""
+    """Reads one rectangle. Returns its number of pixels."""
     left, top, across, down, encoding = server.numbers("HHHHi")
     if encoding != _RAW or left + across > width or top + down > height or not across * down:
-        raise OSError("it sends what it was not asked for")
+        raise OSError("it sent data that nobody requested")
     for line in range(top, top + down):
         row = server.read(across * _PIXEL)
         rgb = bytearray(across * 3)

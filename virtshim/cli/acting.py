@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from virtshim.cli.tables import tables_show, tables_show_json
+from virtshim.cli.tables import print_json, print_table
 from virtshim.cli.vm_lookup import running_vm, vm_of
 from virtshim.cri.client import VmSummary, connected
 from virtshim.cri.operator_client import operating
@@ -26,7 +26,7 @@ def act(socket: str, admin: str, action: Action, wanted: str, *, seconds: int = 
     with operating(admin) as operator:
         changed, message = operator.act(action, vm.id, seconds)
     if as_json:
-        tables_show_json({"id": vm.id, "vm": vm.name, "action": action.value, "changed": changed, "message": message})
+        print_json({"id": vm.id, "vm": vm.name, "action": action.value, "changed": changed, "message": message})
     else:
         print(printable_text(f"{vm.name} ({vm.id[:_SHORT]}): {message}"))
 
@@ -36,7 +36,7 @@ def save_all(admin: str, seconds: int, *, as_json: bool = False) -> None:
     with operating(admin) as operator:
         results = operator.save_all(seconds)
     if as_json:
-        tables_show_json([{"vm": vm, "saved": not error, "error": error} for vm, error in results.items()])
+        print_json([{"vm": vm, "saved": not error, "error": error} for vm, error in results.items()])
     else:
         for vm, error in results.items():
             print(printable_text(f"{vm}: {f'not saved: {error}' if error else 'saved'}"))
@@ -52,7 +52,9 @@ def dumpxml(socket: str, admin: str, wanted: str) -> None:
 
 def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
     """`file` is a path, or "-" for standard output."""
-    vm = _running(socket, wanted)
+    with connected(socket) as node:
+        pods = node.pods()
+        vm = running_vm(wanted, pods, node.vms())
     if file == "-" and sys.stdout.isatty():
         raise InvalidRequest("a PNG cannot be shown on a terminal; name a file, or redirect the output")
 
@@ -63,7 +65,9 @@ def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
     if file == "-":
         sys.stdout.buffer.write(take())
         return
-    path = os.path.abspath(file or f"{vm.name}-{vm.id[:_SHORT]}.png")
+    # Its runtime may have given a pod any name.
+    name = next((pod.name for pod in pods if pod.id == vm.pod and "/" not in pod.name), vm.id[:_SHORT])
+    path = os.path.abspath(file or f"{name}.png")
     keep_picture(take, path)
     print(path)
 
@@ -90,11 +94,11 @@ def inspect(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
     with operating(admin) as operator:
         facts = operator.inspect(found)
     if as_json:
-        tables_show_json(facts)
+        print_json(facts)
         return
-    tables_show(("WHAT", ""), [(name, value) for name, value in summary(facts) if value])
+    print_table(("WHAT", ""), [(name, value) for name, value in summary(facts) if value])
     print()
-    tables_show(("PHASE", "BEGAN", "SECONDS", ""), map(_phase, facts["phases"]))
+    print_table(("PHASE", "BEGAN", "SECONDS", ""), map(_phase, facts["phases"]))
 
 
 def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -123,7 +127,7 @@ def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _phase(phase: Mapping[str, Any]) -> tuple[str, ...]:
     began = datetime.fromtimestamp(phase["beganAt"] / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    going = "" if phase["isOver"] else "goes on"
+    going = "" if phase["isOver"] else "continues"
     return phase["name"], began, f"{phase['seconds']:.3f}", phase["error"] or going
 
 

@@ -11,8 +11,9 @@ from tapmanager.toml_files import Key
 from virtshim.cli.diag.secrets import PLAIN_ANNOTATIONS
 from virtshim.cli.node_dir import toml_value
 from virtshim.cli.proxy import routes
+from virtshim.config.environment import PREFIX
 from virtshim.config.faults import dotted, keys_of
-from virtshim.config.settings import PREFIX, Loaded, Settings, read_settings
+from virtshim.config.settings import Loaded, Settings, read_settings
 
 # `virtshim config check`.
 
@@ -23,7 +24,8 @@ def check_command(file: str | None) -> None:
     routes(loaded.settings)
     places = [place for key in keys_of(Settings) if (place := loaded.place(key))]
     files = ", ".join(loaded.layers.files) or f"no file ({loaded.file} does not exist)"
-    print(f"no faults found: {len(places)} settings from {files}; `virtshim config show` lists them")
+    count = "1 setting" if len(places) == 1 else f"{len(places)} settings"
+    print(f"no faults found: {count} from {files}; `virtshim config show` lists all settings")
 
 
 # `virtshim config show`.

@@ -55,6 +55,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
       Root = "{state}/runc"
+  # Pods with containers beside their VM.
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.virtshim-pod]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.virtshim-pod.options]
+      SystemdCgroup = false
+      Root = "{state}/runc"
 """
 
 

@@ -77,7 +77,7 @@ class _Command:
         for start in range(0, len(data), _PIECE):
             if self._client.is_closed:
                 self.check()
-                raise Unavailable("the command in the guest has ended before it had read all")
+                raise Unavailable("the command in the guest ended before it had read all data")
             self._client.send(STDIN, bytes(data[start : start + _PIECE]))
             while self._client.pending and not self._client.is_closed:
                 self._wait()
@@ -107,7 +107,7 @@ class _Command:
                 return
             case Exited(code):
                 said = printable_text(self._errors.decode(errors="replace").strip())
-                raise WrongState(f"the guest's command ended with code {code}: {said or 'it said nothing'}")
+                raise WrongState(f"the guest's command ended with code {code}: {said or 'it printed nothing'}")
             case Failed(message):
                 raise WrongState(message)
 
@@ -203,7 +203,7 @@ def _bring_out(guest: _Guest, source: str, target: str) -> int:
                 left_out = unpack(command.output(), place, new)
             except BadTar as exc:
                 command.end()  # its own error says more
-                raise WrongState(f"the guest's tar sent no sound archive: {exc}") from exc
+                raise WrongState(f"the guest's tar sent a broken archive: {exc}") from exc
             except OSError as exc:
                 raise WrongState(f"{exc.filename or target} cannot be written: {exc.strerror or exc}") from exc
             command.check()
@@ -221,7 +221,7 @@ def unpack(chunks: Iterator[bytes], place: int, new: str) -> Sequence[str]:
     while (entry := tar.next()) is not None:
         parts = tuple(part for part in PurePosixPath(entry.name).parts if part != ".")
         if not parts or parts[0] == "/" or ".." in parts or "\0" in entry.name:
-            raise BadTar(f"it names {printable_text(entry.name[:200])}, which is outside of what was asked for")
+            raise BadTar(f"it names {printable_text(entry.name[:200])}, which was not requested")
         parts = (new, *parts[1:])
         if entry.kind is EntryKind.DIRECTORY:
             with _opened(place, parts[:-1]) as above, contextlib.suppress(FileExistsError):
@@ -233,7 +233,7 @@ def unpack(chunks: Iterator[bytes], place: int, new: str) -> Sequence[str]:
                 descriptor = os.open(parts[-1], flags, 0o600, dir_fd=above)
             with open(descriptor, "wb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(0, "it exists and is no file", parts[-1])
+                    raise OSError(0, "it exists and is not a file", parts[-1])
                 file.writelines(tar.data())
                 os.fchmod(descriptor, entry.mode & 0o777)
         else:

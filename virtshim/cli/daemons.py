@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Final, Protocol, TypeVar
+from typing import IO, Final
 
 from tapmanager.log_lines import FILE_VARIABLE
 from virtshim.model.errors import PermissionRefused, Unavailable
@@ -69,27 +69,15 @@ class LastLines:
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
-class _Child(Protocol):
-    """The part of `subprocess.Popen` that is used here. Several threads may wait for one child."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def wait(self) -> int: ...
-
-
-C = TypeVar("C", bound=_Child)
-
-
 class Orphans:
     """Call `start_child` to start each own child, and `adopt` once to reap the orphans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._own: dict[int, _Child] = {}
+        self._own: dict[int, subprocess.Popen[bytes]] = {}
         self._child_started = threading.Event()
 
-    def start_child(self, start: Callable[[], C]) -> C:
+    def start_child(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
         """Starts a child whose exit status is left to the caller, even if the child ends at once."""
         with self._lock:
             child = start()

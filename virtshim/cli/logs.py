@@ -133,7 +133,7 @@ class Lines:
 
 
 class Log:
-    """A log that is read from its beginning, each line once. Goes on with the new file after a rotation. Raises WrongState."""
+    """A log that is read from its beginning, each line once. Continues with the new file after a rotation. Raises WrongState."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from virtshim.cli.help import Group, Program
 from virtshim.cli.operating import cri_socket as _cri_socket
 from virtshim.cli.operating import operating_app, pod_names
 from virtshim.cli.terminal import open_closed_streams, write_out
@@ -59,6 +60,7 @@ EXIT_EPILOG: Final = (
 )
 
 app = typer.Typer(
+    cls=Program,
     help="A Kubernetes CRI runtime: each pod is a virtual machine.",
     epilog=EXIT_EPILOG,
     no_args_is_help=True,
@@ -145,7 +147,7 @@ def up(
 
 @app.command()
 def down(
-    directory: _Dir,
+    directory: Annotated[str, typer.Option("--dir", help="the directory of `up --dir DIR`")],
     everything: Annotated[bool, typer.Option("--all", help="also remove DIR itself, including its images")] = False,
 ) -> None:
     """Stop the daemons of `up --dir DIR`, then remove every pod, VM, netns, tap and bridge that they made."""
@@ -235,6 +237,63 @@ def proxy(
 
 
 @app.command()
+def controller(
+    kubeconfig: Annotated[
+        str, typer.Option("--kubeconfig", help="credentials for the API server; default: the pod's service account")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="where the controller's Service and the agents' Leases are")
+    ] = "virtshim-cluster",
+    listen: Annotated[
+        str, typer.Option("--listen", help="address and port of the webhook for evictions; empty for none")
+    ] = "0.0.0.0:9443",
+    moves: Annotated[int, typer.Option("--moves", help="the most VMs that move at once in the cluster")] = 5,
+    moves_from_node: Annotated[
+        int, typer.Option("--moves-from-node", help="the most VMs that move at once from one node")
+    ] = 2,
+    sign_certificates: Annotated[
+        bool, typer.Option("--sign-certificates", help="sign the certificates by which nodes know each other")
+    ] = False,
+) -> None:
+    """Run VirtualMachine objects: make their pods, move VMs, answer evictions. One for a cluster; see docs/cluster.md."""
+    from virtshim.cli.cluster import controller_command
+
+    controller_command(kubeconfig, namespace, listen, moves, moves_from_node, signs=sign_certificates)
+
+
+@app.command()
+def agent(
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node",
+            envvar="NODE_NAME",
+            help="this node's name in the cluster; default: the token's",
+            show_default=False,
+        ),
+    ] = "",
+    kubeconfig: Annotated[
+        str, typer.Option("--kubeconfig", help="credentials for the API server; default: the pod's service account")
+    ] = "",
+    namespace: Annotated[str, typer.Option("--namespace", help="where the agent's Lease is")] = "virtshim-cluster",
+    certificates: Annotated[
+        str,
+        typer.Option(
+            "--certificates",
+            help="directory where this node's certificate for other nodes is kept, signed by the controller; default: none",
+            show_default=False,
+        ),
+    ] = "",
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Tell the API server about this node's VMs, and do what VirtualMachine objects ask for. See docs/cluster.md."""
+    from virtshim.cli.cluster import agent_command
+
+    agent_command(kubeconfig, namespace, node, socket, config, certificates)
+
+
+@app.command()
 def dashboard(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port on 127.0.0.1 and ::1; 0 picks a free one")
@@ -261,7 +320,9 @@ def exec_(
     from virtshim.cli.sessions import exec_command
 
     if command[0].startswith("-"):
-        raise InvalidRequest(f"{command[0][:80]!r} is no program; write options before NAME, and the command after it")
+        raise InvalidRequest(
+            f"{command[0][:80]!r} is not a program; write options before NAME, and the command after it"
+        )
     raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
 
 
@@ -296,7 +357,7 @@ def ssh(
     raise typer.Exit(run_ssh(_cri_socket(socket, config), name, options))
 
 
-config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
+config_app = typer.Typer(cls=Group, help="Show and check the settings.", no_args_is_help=True)
 
 
 @config_app.command("show")

@@ -182,7 +182,8 @@ def remove_unstarted(node: NodeDir) -> bool:
 
 
 def remove_parts(node: NodeDir, *, everything: bool) -> None:
-    """Removes what is left when no pod and no daemon is: all but images and settings, or all. Raises WrongState."""
+    """Removes the node's files, when its pods and daemons have gone: all but images and settings, or `everything`. Raises
+    WrongState."""
     for path in (node.vms, node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper)):
         remove_part(path)
     if everything:
@@ -230,7 +231,7 @@ def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
     try:
         subnet = ipaddress.ip_network(pod_cidr)
     except ValueError as exc:
-        raise InvalidRequest(f"--pod-cidr {pod_cidr!r}: {exc}; write a network such as 10.88.0.0/16") from exc
+        raise InvalidRequest(f"--pod-cidr: {exc}; write a network such as 10.88.0.0/16") from exc
     if subnet.num_addresses < 8:
         raise InvalidRequest(f"--pod-cidr {pod_cidr!r} holds too few addresses; /29 or larger is needed")
     default = "0.0.0.0/0" if subnet.version == 4 else "::/0"

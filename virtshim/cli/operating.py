@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from virtshim.cli.help import Group
 from virtshim.guest.operation import Action
 from virtshim.model.errors import InvalidRequest, ShimError
 
@@ -51,12 +52,12 @@ _Vm = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs; its keys are in docs/commands.md")]
-_Format = Annotated[
-    str,
-    typer.Option(
-        "--format", help="print a line for each row, such as '{pod}\\t{ip}'; names are those of the table's head"
-    ),
-]
+
+
+def _format(example: str) -> Any:
+    return typer.Option(
+        "--format", help=f"print a line for each row, such as '{example}'; names are those of the table's head"
+    )
 
 
 def cri_socket(socket: str | None, config: str | None) -> str:
@@ -69,11 +70,12 @@ def admin_socket(socket: str | None, config: str | None) -> str:
     """The path of the admin socket: from the settings, or beside `socket` if that names another node's CRI socket."""
     import os
 
+    if socket:  # without the settings, whose code takes 11 MiB
+        return os.path.join(os.path.dirname(socket.removeprefix("unix://")), "admin.sock")
+
     from virtshim.config.settings import load_settings
     from virtshim.model.layout import admin_socket as of_layout
 
-    if socket:
-        return os.path.join(os.path.dirname(socket.removeprefix("unix://")), "admin.sock")
     return of_layout(load_settings(config).layout())
 
 
@@ -84,7 +86,7 @@ def ps(
         typer.Option("--filter", help="only pods with this in name, id, address, or name, id, state or image of a VM"),
     ] = "",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print ids of VMs only")] = False,
-    template: _Format = "",
+    template: Annotated[str, _format("{pod}\\t{ip}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
@@ -124,7 +126,7 @@ def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile =
 def images(
     wanted: Annotated[str, typer.Option("--filter", help="only images with this in their name, digest or id")] = "",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print ids only")] = False,
-    template: _Format = "",
+    template: Annotated[str, _format("{image}\\t{size}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
@@ -137,7 +139,7 @@ def images(
 
 @operating_app.command()
 def rmi(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="names or ids of images")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="names or ids of images")],
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
@@ -147,7 +149,11 @@ def rmi(
     remove_images(cri_socket(socket, config), images)
 
 
-image_app = typer.Typer(help="Clean up images.", no_args_is_help=True)
+image_app = typer.Typer(
+    cls=Group,
+    help="Clean up images. `virtshim images` lists them, and `virtshim rmi` removes one.",
+    no_args_is_help=True,
+)
 
 
 @image_app.command("prune")
@@ -184,12 +190,12 @@ def pull(
     """Pull an image and print its id. Shows a progress bar on a terminal, and lines elsewhere."""
     from virtshim.cli.pulling import image_name
     from virtshim.cli.pulling import pull as bring
-    from virtshim.cli.tables import tables_show_json
+    from virtshim.cli.tables import print_json
 
     image = image_name(image)
     found = bring(cri_socket(socket, config), admin_socket(socket, config), image, login=creds, quiet=quiet or as_json)
     if as_json:
-        tables_show_json({"image": image, "id": found})
+        print_json({"image": image, "id": found})
     else:
         print(found)
 
@@ -207,11 +213,11 @@ def load(
 ) -> None:
     """Store a disk file as an image and print its id. Pods use it with imagePullPolicy IfNotPresent or Never."""
     from virtshim.cli.pulling import load as store
-    from virtshim.cli.tables import tables_show_json
+    from virtshim.cli.tables import print_json
 
     found = store(cri_socket(socket, config), admin_socket(socket, config), file, name, quiet=quiet or as_json)
     if as_json:
-        tables_show_json({"image": name, "id": found})
+        print_json({"image": name, "id": found})
     else:
         print(found)
 
@@ -356,28 +362,18 @@ def _act(action: Action, name: str, socket: str | None, config: str | None, *, a
     act(cri_socket(socket, config), admin_socket(socket, config), action, name, seconds=seconds, as_json=as_json)
 
 
-@operating_app.command()
-def pause(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Pause a VM until it is resumed or stopped. kubelet still sees a running container."""
-    _act(Action.PAUSE, name, socket, config, as_json=as_json)
+def _acts(action: Action, text: str) -> None:
+    """Declares the command of an action that needs only the VM's name."""
+
+    @operating_app.command(action.value, help=text)
+    def command(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+        _act(action, name, socket, config, as_json=as_json)
 
 
-@operating_app.command()
-def resume(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Resume a paused VM. If it has a guest agent, its clock is set."""
-    _act(Action.RESUME, name, socket, config, as_json=as_json)
-
-
-@operating_app.command()
-def reset(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Press a VM's reset button. The guest restarts and loses all data that it had not written to disk."""
-    _act(Action.RESET, name, socket, config, as_json=as_json)
-
-
-@operating_app.command()
-def reboot(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Ask a guest to restart itself, through its guest agent."""
-    _act(Action.REBOOT, name, socket, config, as_json=as_json)
+_acts(Action.PAUSE, "Pause a VM until it is resumed or stopped. kubelet still sees a running container.")
+_acts(Action.RESUME, "Resume a paused VM. If the guest has an agent, virtshim sets the guest's clock.")
+_acts(Action.RESET, "Press a VM's reset button. The guest restarts and loses all data that it had not written to disk.")
+_acts(Action.REBOOT, "Ask a guest to restart itself, through its guest agent.")
 
 
 @operating_app.command()
@@ -394,10 +390,7 @@ def freeze(
     _act(Action.FREEZE, name, socket, config, as_json=as_json, seconds=seconds)
 
 
-@operating_app.command()
-def thaw(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Thaw a guest's frozen file systems."""
-    _act(Action.THAW, name, socket, config, as_json=as_json)
+_acts(Action.THAW, "Thaw a guest's frozen file systems.")
 
 
 @operating_app.command()
@@ -436,24 +429,24 @@ def save(
     save_all(admin_socket(socket, config), seconds, as_json=as_json)
 
 
-@operating_app.command()
-def renew(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+_acts(
+    Action.RENEW,
     """Give a VM that outlives its pods a new QEMU, for example after an upgrade of QEMU. The guest does not reboot.
 
-    The pod needs the annotation virtshim.io/vm. The guest stands still while its memory is written and read. The container
-    goes on, and so do the guest's connections. Exec sessions and port-forwards end.
-    """
-    _act(Action.RENEW, name, socket, config, as_json=as_json)
+    The pod needs the annotation virtshim.io/vm. The guest is paused while its memory is written and read. The container
+    continues, and so do the guest's connections. Exec sessions and port-forwards end.
+    """,
+)
 
 
-vms_app = typer.Typer()
+vms_app = typer.Typer(cls=Group)
 operating_app.add_typer(vms_app, name="vms")
 
 
 @vms_app.callback(invoke_without_command=True)
 def vms(
     context: typer.Context,
-    template: _Format = "",
+    template: Annotated[str, _format("{vm}\\t{disk}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
@@ -556,7 +549,7 @@ def port_forward(
     name: _Vm,
     ports: Annotated[
         list[str],
-        typer.Argument(metavar="PORT...", help="PORT, LOCAL:PORT, or :PORT for a free local port; several may follow"),
+        typer.Argument(metavar="PORT", help="PORT, LOCAL:PORT, or :PORT for a free local port; several may follow"),
     ],
     address: Annotated[str, typer.Option("--address", help="address of this machine to listen on")] = "127.0.0.1",
     socket: _Socket = None,
@@ -574,7 +567,7 @@ def port_forward(
 def cp(
     source: Annotated[str, typer.Argument(help="file or directory: VM:PATH, or a path here")],
     target: Annotated[
-        str, typer.Argument(help="where it goes: VM:PATH, or a path here; a directory, or a new name in one")
+        str, typer.Argument(help="target of the copy: VM:PATH, or a path here; an existing directory, or a new name")
     ],
     socket: _Socket = None,
     config: _ConfigFile = None,

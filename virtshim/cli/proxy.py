@@ -5,6 +5,7 @@ from __future__ import annotations
 from tapmanager.heap import keep_large_blocks, share_one_heap
 from virtshim.config.settings import Settings, load_settings
 from virtshim.model.errors import InvalidRequest
+from virtshim.model.layout import admin_socket
 from virtshim.proxy.routes import Routes, Runtime
 from virtshim.system.daemon import do_without_extras
 
@@ -33,6 +34,7 @@ def proxy_command(file: str | None, directory: str | None) -> None:
             routes=routes(settings),
             patience=proxy.answer_timeout,
             max_calls=proxy.max_calls,
+            admin_socket=admin_socket(settings.layout()),
             metrics_address=settings.metrics.proxy_address,
             traces=settings.tracing.endpoint,
             sampling=settings.tracing.sampling,
@@ -55,6 +57,7 @@ def routes(settings: Settings) -> Routes:
                 one.name,
                 one.socket or settings.cri_socket,
                 one.handlers,
+                one.handlers_of_pods,
                 one.image_prefixes,
                 one.when_down == "degraded",
             )

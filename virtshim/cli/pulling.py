@@ -18,12 +18,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from virtshim.cli.tables import tables_show, tables_show_json, tables_size
+from virtshim.cli.tables import print_json, print_table, size_text
 from virtshim.cri.client import Pull, connected
 from virtshim.cri.operator_client import OperatorClient, Pulling, operating, operating_beside
 from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.model.image_name import FILE_SCHEME, ImageName
 
+HEAD: Final = ("IMAGE", "ID", "SIZE")
 _SHORT: Final = 19  # "sha256:" and twelve digits
 # Seconds between two progress queries.
 _LOOK: Final = 0.5
@@ -33,22 +34,22 @@ _CHUNK: Final = 1 << 18
 
 
 def images(socket: str, wanted: str = "", template: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
-    """`wanted`: a part of the name, digest or id; "" for all. `template`: see `tables_format`. `quiet`: ids only."""
+    """`wanted`: a part of the name, digest or id; "" for all. `template`: see `row_format`. `quiet`: ids only."""
     with connected(socket) as node:
         found = [one for one in node.images() if any(wanted in text for text in (one.id, *one.names, *one.digests))]
     if quiet and not as_json:
         print("\n".join(one.id for one in found))
         return
     if as_json:
-        tables_show_json(
+        print_json(
             [
                 {"id": i.id, "names": list(i.names), "digests": list(i.digests), "size": i.size, "pinned": i.pinned}
                 for i in found
             ]
         )
         return
-    rows = [(name, i.id[:_SHORT], tables_size(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
-    tables_show(("IMAGE", "ID", "SIZE"), sorted(rows), template)
+    rows = [(name, i.id[:_SHORT], size_text(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
+    print_table(HEAD, sorted(rows), template)
 
 
 def image_name(word: str) -> str:
@@ -80,11 +81,11 @@ def prune(socket: str, *, dry_run: bool = False) -> None:
             if not dry_run:
                 node.remove_image(one.id)
             name = next(iter(one.names or one.digests), one.id)
-            print(f"{'would remove' if dry_run else 'removed'} {name} ({tables_size(one.size)})")
+            print(f"{'would remove' if dry_run else 'removed'} {name} ({size_text(one.size)})")
         if dry_run:
-            print(f"{len(unused)} images, up to {tables_size(sum(one.size for one in unused))}")
+            print(f"{len(unused)} images, up to {size_text(sum(one.size for one in unused))}")
         else:
-            print(f"freed {tables_size(max(0, before - node.image_bytes()))}")
+            print(f"freed {size_text(max(0, before - node.image_bytes()))}")
 
 
 def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = False) -> str:
@@ -182,7 +183,7 @@ class _Lines:
         part = 100 * found.received // found.total // _PART * _PART
         if part > self._told:
             self._told = part
-            print(f"{self._image}: {part} % of {tables_size(found.total)}", file=sys.stderr, flush=True)
+            print(f"{self._image}: {part} % of {size_text(found.total)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

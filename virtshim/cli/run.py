@@ -64,7 +64,8 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """While virtshim restarts. `away`: seconds that it has to serve again. `again`: seconds between two tries."""
+    """How long to wait for a virtshim that restarts. `away`: seconds within which it must serve again. `again`: seconds
+    between two tries."""
 
     away: float = 60.0
     again: float = 1.0

@@ -163,7 +163,7 @@ def _print_status(text: str) -> None:
 
 _SSH: Final = "/usr/bin/ssh"
 _SHORT: Final = 20
-# Its exit code if the session has failed, and not the command.
+# The exit code of ssh if the session has failed; otherwise ssh exits with the command's code.
 _SSH_FAILED: Final = 255
 
 
@@ -220,8 +220,10 @@ def ssh_arguments(vm: VmSummary, address: str, options: SshOptions) -> list[str]
 def _keys(path: str) -> tuple[str, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidRequest(f"--inject {path}: cannot read the file: {exc}") from exc
+    except OSError as exc:
+        raise InvalidRequest(f"--inject {path} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"--inject {path}: not text; give the public key, such as ~/.ssh/id_ed25519.pub") from exc
     try:
         keys = parse_keys(text)
     except InvalidRequest as exc:

@@ -39,7 +39,8 @@ def rows(
 
 
 def age(seconds: float) -> str:
-    """In the largest unit that fits twice, so that rounding loses less than a third: 119s, 2m, 47h, 2d."""
+    """Writes an age in the largest unit that it contains at least twice, so that rounding loses less than a third:
+    119s, 2m, 47h, 2d."""
     for unit, size in _PS_UNITS:
         if seconds >= 2 * size:
             return f"{seconds // size:.0f}{unit}"
@@ -77,10 +78,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return made
 
 
-def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]], template: str = "") -> None:
-    """`template`: see `tables_format`; "" for a table."""
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], template: str = "") -> None:
+    """`template`: see `row_format`; "" for a table."""
     if template:
-        print("".join(f"{line}\n" for line in tables_format(template, head, rows)), end="")
+        print("".join(f"{line}\n" for line in row_format(template, head, rows)), end="")
     elif sys.stdout.isatty():
         made = table(head, rows)
         console = Console(highlight=False)
@@ -91,7 +92,7 @@ def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]], template: st
         print("\n".join(columns([head, *rows])))
 
 
-def tables_format(template: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def row_format(template: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """One line per row: `{pod_id}` stands for the cell below POD ID, `\\t` for a tab. Raises InvalidRequest for a template that
     names no column. Pure."""
     names = [name.lower().replace(" ", "_") for name in head]
@@ -101,13 +102,13 @@ def tables_format(template: str, head: Sequence[str], rows: Iterable[Sequence[st
         raise InvalidRequest(f"--format: {exc}; write {{{{ for a brace") from exc
     for _, name, style, conversion in parts:
         if name is not None and (name not in names or style or conversion):
-            raise InvalidRequest(f"--format: {{{name[:80]}}} is no column; there are {{{'}, {'.join(names)}}}")
+            raise InvalidRequest(f"--format: {{{name[:80]}}} is not a column; the columns are {{{'}, {'.join(names)}}}")
     for row in rows:
         cells = dict(zip(names, map(printable_text, row), strict=True))
         yield "".join(text.replace("\\t", "\t") + (cells[name] if name else "") for text, name, _, _ in parts)
 
 
-def tables_show_json(found: Any) -> None:
+def print_json(found: Any) -> None:
     print(json.dumps(found, indent=2))
 
 
@@ -116,8 +117,8 @@ def show_json_line(found: Mapping[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
-def tables_size(count: float) -> str:
-    """`count` bytes in the largest unit that leaves a number above 1."""
+def size_text(count: float) -> str:
+    """Writes a number of bytes in the largest unit in which the number is above 1."""
     for unit in _TABLES_UNITS:
         if count < 1024 or unit == _TABLES_UNITS[-1]:
             return f"{count:.0f}{unit}" if count >= 10 or unit == "B" else f"{count:.1f}{unit}"
@@ -131,7 +132,7 @@ def _cell(cell: str) -> Text:
 
 
 def ps(socket: str, wanted: str = "", template: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
-    """`wanted`: see `_texts`; "" for all. `template`: see `tables_format`. `quiet`: ids of VMs only."""
+    """`wanted`: see `_texts`; "" for all. `template`: see `row_format`. `quiet`: ids of VMs only."""
     with connected(socket) as node:
         pods, vms = node.pods(), [node.with_trouble(vm) for vm in node.vms()]
         addresses = {pod.id: node.addresses(pod.id) for pod in pods}
@@ -141,9 +142,9 @@ def ps(socket: str, wanted: str = "", template: str = "", *, as_json: bool = Fal
         print("".join(f"{vm.id}\n" for vm in vms), end="")
         return
     if not as_json:
-        tables_show(HEAD, rows(pods, vms, addresses, time.time()), template)
+        print_table(HEAD, rows(pods, vms, addresses, time.time()), template)
         return
-    tables_show_json(
+    print_json(
         [
             {
                 "id": pod.id,
@@ -172,7 +173,7 @@ def ps(socket: str, wanted: str = "", template: str = "", *, as_json: bool = Fal
 
 
 def _texts(pod: PodSummary, vms: Iterable[VmSummary], addresses: Sequence[str]) -> Iterator[str]:
-    """What --filter finds a pod by."""
+    """The texts of a pod that --filter searches."""
     yield f"{pod.namespace}/{pod.name}"
     yield pod.id
     yield from addresses

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from virtshim.cli import terminal
-from virtshim.cli.tables import table, tables_show, tables_show_json, tables_size
+from virtshim.cli.tables import print_json, print_table, size_text, table
 from virtshim.cri.client import NodeClient, PodSummary, PodUsage, connected
 from virtshim.model.errors import InvalidRequest
 
@@ -48,9 +48,9 @@ def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -
         pause.wait(min(interval, 1.0))
         rows, before = _next(node, before, sort)
         if as_json:
-            tables_show_json([asdict(row) for row in rows])
+            print_json([asdict(row) for row in rows])
         elif once or not sys.stdout.isatty():
-            tables_show(_HEAD, map(cells, rows))
+            print_table(_HEAD, map(cells, rows))
         else:
             shown = Live(table(_HEAD, map(cells, rows)), console=Console(highlight=False), screen=True)
             with terminal.ended_by_signals(), shown as live:
@@ -108,8 +108,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.pod,
         f"{row.cpu * 100:.0f}%",
-        tables_size(row.memory),
-        tables_size(row.disk),
-        tables_size(row.received),
-        tables_size(row.sent),
+        size_text(row.memory),
+        size_text(row.disk),
+        size_text(row.received),
+        size_text(row.sent),
     )

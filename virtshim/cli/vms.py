@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from virtshim.cli.tables import age, tables_show, tables_show_json, tables_size
+from virtshim.cli.tables import age, print_json, print_table, size_text
 from virtshim.cri.operator_client import LastingVm, OperatorClient, SavedMemory, operating_beside
 from virtshim.model.errors import InvalidRequest, NotFound
 from virtshim.model.text import printable_text
@@ -16,13 +16,13 @@ HEAD: Final = ("VM", "CONTAINER", "DISK", "POD", "SAVED", "SAVED AGE", "LAPSES I
 
 
 def vms(socket: str, admin: str, template: str = "", *, as_json: bool) -> None:
-    """`template`: see `tables_format`."""
+    """`template`: see `row_format`."""
     with operating_beside(socket, admin) as operator:
         found = operator.lasting_vms()
     if as_json:
-        tables_show_json([_as_json(vm) for vm in found])
+        print_json([_as_json(vm) for vm in found])
     else:
-        tables_show(HEAD, rows(found, time.time()), template)
+        print_table(HEAD, rows(found, time.time()), template)
 
 
 def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def _act(
         message = act(operator, vm)
     if as_json:
         found = {"namespace": vm.namespace, "name": vm.name, "container": vm.container}
-        tables_show_json({**found, "action": action, "changed": True, "message": message})
+        print_json({**found, "action": action, "changed": True, "message": message})
     else:
         print(printable_text(f"{vm.full_name}: {message}"))
 
@@ -70,7 +70,7 @@ def named(wanted: str, found: Sequence[LastingVm]) -> LastingVm:
 def rows(found: Sequence[LastingVm], now: float) -> Iterator[tuple[str, ...]]:
     """`now`: seconds since 1970. Pure."""
     for vm in found:
-        disk = tables_size(vm.disk) if vm.disk else "-"
+        disk = size_text(vm.disk) if vm.disk else "-"
         yield f"{vm.namespace}/{vm.name}", vm.container, disk, vm.pod or "-", *_state(vm, now)
 
 
@@ -88,7 +88,7 @@ def _saved(saved: SavedMemory | None, now: float) -> tuple[str, str, str]:
     since = age(now - saved.saved_at)
     if saved.taken:
         return "taken", since, "-"
-    return tables_size(saved.bytes), since, age(saved.lapses_at - now)
+    return size_text(saved.bytes), since, age(saved.lapses_at - now)
 
 
 def _as_json(vm: LastingVm) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class OfferedResource(Section):
     """[[device_plugin.resources]]: one extended resource. It consists of the PCI functions that meet all criteria set here."""
 
     name: Annotated[ResourceName, Field(max_length=128, description="name of the resource, domain/name, as in pods")]
-    vendor: HexId = setting("", "PCI vendor id", allowed="four hex digits", why="no vendor: set this, pfs or addresses")
+    vendor: HexId = setting(
+        "", "PCI vendor id", allowed="four hex digits", why="empty: any vendor; then set pfs or addresses"
+    )
     devices: tuple[HexId, ...] = setting(
         (), "PCI device ids of that vendor", allowed="four hex digits each", why="empty: all devices of the vendor"
     )

@@ -21,7 +21,7 @@ class BadConfiguration(InvalidRequest):
         self.faults = faults
 
 
-def told(error: ValidationError, layers: Layers, root: type[BaseModel]) -> list[str]:
+def fault_lines(error: ValidationError, layers: Layers, root: type[BaseModel]) -> list[str]:
     """One line per fault, in the order of the files. Suggestions for unknown keys come from the fields of `root`."""
     found = [_fault(one, layers, root) for one in error.errors(include_url=False)]
     return list(dict.fromkeys(found))
@@ -37,9 +37,9 @@ def _fault(one: Any, layers: Layers, root: type[BaseModel]) -> str:
             text = "must be an absolute path"
         if one["type"] in ("byte_size", "byte_size_unit"):
             text = "must be a size, such as 4GiB, 512MiB or a number of bytes"
-        told_already = one["type"] in ("missing", "value_error") or isinstance(one["input"], dict | BaseModel)
+        names_value = one["type"] in ("missing", "value_error") or isinstance(one["input"], dict | BaseModel)
         if (
-            not told_already and "annotations" not in key
+            not names_value and "annotations" not in key
         ):  # annotations may hold user data or keys, and this text goes to the log
             text += f"; it is {one['input']!r}"
     place = layers.place(key)

@@ -101,7 +101,7 @@ class Images(Section):
     )
     translations_dir: PathText = setting(
         "/etc/virtshim/images",
-        "directory of Virtlet image translation files",
+        "directory of Virtlet image translation files, where the agent also mirrors VirtletImageMapping objects",
         reload=True,
         why="beside the settings file; each pull reads the files anew",
     )

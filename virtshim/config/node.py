@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ByteSize, field_validator, model_validator
 
+from tapmanager import settings as tapmanager_settings
 from virtshim.config.texts import AddressText, PathText, Section, setting
 from virtshim.model.errors import InvalidRequest
-from virtshim.model.text import PEER_PORT, host_and_port, is_node_name
+from virtshim.model.text import PEER_PORT, host_and_port, is_object_name
 
 _ALLOWED = "IP address and port, or `unix:/a/path`"
 _PATH_OR_EMPTY = "absolute path, or empty"
@@ -200,14 +201,14 @@ class Peers(Section):
         "to no other",
         allowed=_PATH_OR_EMPTY,
         pattern="^(/|$)",
-        why="each cluster has its own CA; new content of the file holds for the next connection",
+        why="each cluster has its own CA; new content of the file applies from the next connection on",
     )
     key: str = setting(
         "",
         "the certificate's private key, of root and with mode 0600; or 0640, if the group is root",
         allowed=_PATH_OR_EMPTY,
         pattern="^(/|$)",
-        why="as `certificate`; both may be in one file",
+        why="as `certificate`; all three may be in one file",
     )
     ca: str = setting(
         "",
@@ -218,7 +219,7 @@ class Peers(Section):
     )
     addresses: dict[str, str] = setting(
         {},
-        "addresses of nodes, by their names; a node that is not here is looked for by its name in DNS",
+        "addresses of nodes, by their names; virtshim looks up the name of any other node in DNS",
         allowed='table such as `{node7 = "10.0.0.7"}`; `host` or `host:port`, port 10017 if there is none',
         reload=True,
         why="many networks resolve the names of their machines",
@@ -237,7 +238,7 @@ class Peers(Section):
     @classmethod
     def _usable(cls, addresses: dict[str, str]) -> dict[str, str]:
         for node, address in addresses.items():
-            if not is_node_name(node):
+            if not is_object_name(node):
                 raise ValueError(f"{node[:80]!r} is not the name of a node")
             try:
                 host_and_port(address, PEER_PORT)
@@ -277,96 +278,36 @@ class Kubernetes(Section):
         return kubeconfig
 
 
+def _of_tapmanager(name: str) -> Any:
+    """The setting as `tapmanager.settings` declares it."""
+    one = tapmanager_settings.Settings.__dataclass_fields__[name]
+    limits: dict[str, Any] = {"gt": 0, "le": tapmanager_settings.MOST_SECONDS} if isinstance(one.default, float) else {}
+    return setting(one.default, **one.metadata["about"], **limits)
+
+
 class Tapmanager(Section):
     """[tapmanager]: the daemon that owns pods' networks. It reads this table itself, from the files and from a flag for each
     setting, but not from the environment."""
 
-    # A test compares names and defaults with `tapmanager.settings`.
-    socket: PathText = setting(
-        "/run/virtshim/tapmanager.sock", "tapmanager's socket", why="beside the other sockets, in paths.run_dir"
-    )
-    state_dir: PathText = setting(
-        "/var/lib/virtshim/tapmanager",
-        "directory of the records of attached pods",
-        why="must survive a reboot, because CNI's DEL needs the parameters of ADD",
-    )
-    netns_dir: PathText = setting(
-        "/run/netns",
-        "directory of the names of network namespaces",
-        why="`ip netns` looks in this directory, so people find the namespaces",
-    )
-    cni_conf_dir: PathText = setting(
-        "/etc/cni/net.d",
-        "directory of the CNI configuration; the first file by name is used",
-        why="network add-ons put it there",
-    )
-    cni_bin_dir: tuple[PathText, ...] = setting(
-        ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"),
-        "directories of CNI plugins",
-        allowed="absolute paths, at least one",
-        why="add-ons, Debian and Fedora put them there",
-    )
-    qemu_user: str = setting(
-        "",
-        "user or uid that QEMU runs as; default: the distribution's user for QEMU",
-        allowed="name or number",
-        why="libvirt-qemu or qemu, whichever exists",
-    )
-    qemu_group: str = setting(
-        "",
-        "group or gid of the VMs' users, as in `libvirt.qemu_group`; default: the group of `qemu_user`",
-        allowed="name or number",
-        why="the group that /dev/kvm belongs to",
-    )
-    cni_timeout: float = setting(
-        90.0,
-        "longest run time of one CNI plugin",
-        unit="s",
-        gt=0,
-        le=3600,
-        reload=True,
-        why="below kubelet's limit of four minutes for RunPodSandbox",
-    )
-    undo_timeout: float = setting(
-        30.0,
-        "longest time for the clean-up after a failed attach",
-        unit="s",
-        gt=0,
-        le=3600,
-        reload=True,
-        why="the caller waits for the clean-up; the removal of the pod removes the rest",
-    )
-    filter: Literal["off", "mac", "mac+ip"] = setting(
-        "mac+ip",
-        "which sender addresses VMs cannot forge, if CNI assigned addresses",
-        reload=True,
-        why="as for a container without NET_RAW; see [network.md](network.md#forged-senders). A change applies to new pods",
-    )
-    filter_by_pod: bool = setting(
-        False,
-        "whether a pod's annotation may weaken the filter",
-        reload=True,
-        why="pods' authors are not trusted",
-    )
-    vhost_net: bool = setting(
-        True,
-        "whether the kernel transfers guests' frames (vhost-net), if /dev/vhost-net works",
-        reload=True,
-        why="QEMU need not wake up for each frame; false keeps guests away from that part of the kernel. A change applies to "
-        "VMs that start later",
-    )
-    cni_gc: bool = setting(
-        False,
-        "at start, free CNI resources of pods that tapmanager does not know",
-        why="true also frees the leases of other runtimes' pods on the network: [network.md](network.md#status-gc-and-check)",
-    )
-    log_level: Level = setting(
-        "info", "lowest level that is logged", reload=True, why="one line for each pod that is attached or detached"
-    )
+    socket: PathText = _of_tapmanager("socket")
+    state_dir: PathText = _of_tapmanager("state_dir")
+    netns_dir: PathText = _of_tapmanager("netns_dir")
+    cni_conf_dir: PathText = _of_tapmanager("cni_conf_dir")
+    cni_bin_dir: tuple[PathText, ...] = _of_tapmanager("cni_bin_dir")
+    qemu_user: str = _of_tapmanager("qemu_user")
+    qemu_group: str = _of_tapmanager("qemu_group")
+    cni_timeout: float = _of_tapmanager("cni_timeout")
+    undo_timeout: float = _of_tapmanager("undo_timeout")
+    filter: Literal["off", "mac", "mac+ip"] = _of_tapmanager("filter")
+    filter_by_pod: bool = _of_tapmanager("filter_by_pod")
+    vhost_net: bool = _of_tapmanager("vhost_net")
+    cni_gc: bool = _of_tapmanager("cni_gc")
+    log_level: Level = _of_tapmanager("log_level")
 
 
 class Shares(Section):
-    """[shares]: virtshim-shares, the daemon that serves volumes to VMs. It reads this table itself, only from the files."""
+    """[shares]: virtshim-shares, the daemon that serves volumes to VMs, and the network of pods with containers beside
+    their VM. It reads this table itself, only from the files."""
 
     socket: PathText = setting(
         "/run/virtshim/shares.sock",
@@ -379,6 +320,13 @@ class Shares(Section):
         allowed="path, or empty",
         reload=True,
         why="virtiofsd of Debian, of Fedora and in Rust are found automatically; a change applies to VMs that start later",
+    )
+    passt: str = setting(
+        "",
+        "passt program, for pods with containers beside their VM; default: /usr/bin/passt",
+        allowed="path, or empty",
+        reload=True,
+        why="distributions have it there; its AppArmor profile holds for this path only",
     )
 
 

@@ -49,6 +49,13 @@ class OtherRuntime(Section):
         allowed="names",
         why="the handler in `deploy/kustomize/base/runtimeclass.yaml`",
     )
+    pod_handlers: tuple[str, ...] = setting(
+        ("virtshim-pod",),
+        "RuntimeClass handlers whose pods the primary runtime makes, with their ordinary containers; this runtime runs their VM. "
+        "Only for this node's virtshim (`socket` is empty)",
+        allowed="names",
+        why="the handler in `deploy/kustomize/base/runtimeclass.yaml`",
+    )
     image_prefixes: tuple[str, ...] = setting(
         ("virtlet.cloud/",), "beginnings of the names of this runtime's images", allowed="texts", why="Virtlet's prefix"
     )
@@ -57,6 +64,19 @@ class OtherRuntime(Section):
         "while the runtime is down, lists contain its last known pods (degraded), or fail (fail)",
         why="failing lists make the node NotReady, and after some minutes all its pods are evicted, containers too",
     )
+
+    @property
+    def handlers_of_pods(self) -> tuple[str, ...]:
+        """`pod_handlers`, as far as they apply."""
+        return () if self.socket else self.pod_handlers
+
+    @model_validator(mode="after")
+    def _adopts(self) -> Self:
+        if self.socket and self.pod_handlers and "pod_handlers" in self.model_fields_set:
+            raise ValueError(
+                "pod_handlers are only for this node's virtshim, whose socket is empty; remove them, or leave socket out"
+            )
+        return self
 
 
 class Proxy(Section):
@@ -108,13 +128,24 @@ class Proxy(Section):
         why="twice as many as virtshim serves, because there is another runtime",
     )
 
+    @property
+    def pod_handlers(self) -> frozenset[str]:
+        """Of the pods whose VMs this node's virtshim runs."""
+        return frozenset(handler for one in self.others for handler in one.handlers_of_pods)
+
     @model_validator(mode="after")
     def _each_once(self) -> Self:
         runtimes: tuple[PrimaryRuntime | OtherRuntime, ...] = (self.primary, *self.others)
+        shared = [handler for one in self.others for handler in one.handlers_of_pods]
         values: dict[str, list[str]] = {
             "the name": [one.name for one in runtimes],
             "the socket": [one.socket or "of this node's virtshim" for one in runtimes],
-            "the handler": [handler for one in runtimes for handler in one.handlers],
+            # The primary may name the pod handlers, because it has them, too.
+            "the handler": [
+                *(handler for one in self.others for handler in one.handlers),
+                *(handler for handler in self.primary.handlers if handler not in shared),
+                *shared,
+            ],
             "the image prefix": [prefix for one in self.others for prefix in one.image_prefixes],
         }
         for what, found in values.items():

@@ -49,14 +49,14 @@ def _tables(model: type[BaseModel], at: Key, *, listed: bool = False) -> Iterato
 
 
 def _row(name: str, info: FieldInfo, schema: dict[str, Any]) -> str:
-    told = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     cells = (
         f"`{name}`",
         _default(info),
-        _allowed(told, schema, info.metadata),
-        "yes" if told.get("reload") else "",
+        _allowed(extra, schema, info.metadata),
+        "yes" if extra.get("reload") else "",
         schema.get("description", ""),
-        str(told.get("why", "")),
+        str(extra.get("why", "")),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
@@ -76,10 +76,10 @@ def _default(info: FieldInfo) -> str:
     return f"`{json.dumps(plain)}`"
 
 
-def _allowed(told: Any, schema: dict[str, Any], limits: list[Any]) -> str:
+def _allowed(extra: Any, schema: dict[str, Any], limits: list[Any]) -> str:
     """The allowed values: the declared words, or else a text made from the type and its limits."""
-    if told.get("allowed"):
-        return str(told["allowed"])
+    if extra.get("allowed"):
+        return str(extra["allowed"])
     if "enum" in schema:
         return ", ".join(f"`{one}`" for one in schema["enum"])
     if schema.get("type") == "boolean":
@@ -88,7 +88,7 @@ def _allowed(told: Any, schema: dict[str, Any], limits: list[Any]) -> str:
         return "absolute path"
     if not any(one.get("type") in ("integer", "number") for one in schema.get("anyOf", [schema])):
         return "text"
-    return f"{_range(limits)} {told.get('unit') or ''}".rstrip()
+    return f"{_range(limits)} {extra.get('unit') or ''}".rstrip()
 
 
 def _range(limits: list[Any]) -> str:

@@ -4,18 +4,17 @@ all of them, each with its place."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from tapmanager import toml_files
 from tapmanager.toml_files import Key, Layers
 from virtshim.config.devices import DevicePluginSettings, Devices, OfferedResource
-from virtshim.config.faults import BadConfiguration, keys_of, told
+from virtshim.config.environment import environment_layer, misspelt_variables
+from virtshim.config.faults import BadConfiguration, fault_lines, keys_of
 from virtshim.config.images import Images
 from virtshim.config.node import Cri, Kubernetes, Log, Metrics, Paths, Peers, Shares, Streaming, Tapmanager, Tracing
 from virtshim.config.proxy import Proxy
@@ -23,65 +22,6 @@ from virtshim.config.texts import Section
 from virtshim.config.vms import Libvirt, Saved, Templates, Vm, Volumes
 from virtshim.model.layout import Layout
 from virtshim.model.sizing import NodeLimits
-
-# Environment variables: `VIRTSHIM_VM__MAX_VCPUS=7`. A list or a whole table is JSON: `VIRTSHIM_LIBVIRT__PARTS='["/opt"]'`.
-#
-# A variable with the prefix is ignored unless it names a table, or has `__`: a Kubernetes Service named virtshim sets such
-# variables in each pod.
-
-PREFIX: Final = "VIRTSHIM_"
-
-
-def variable_of(key: Key) -> str:
-    return PREFIX + "__".join(str(part).upper() for part in key)
-
-
-def variables(environ: Mapping[str, str], tables: Collection[str]) -> list[tuple[Key, str, str]]:
-    """(key, variable, text) of each variable that is a setting. Whole tables come first."""
-    found: list[tuple[Key, str, str]] = []
-    for name, text in environ.items():
-        if name.upper().startswith(PREFIX):
-            key = tuple(name[len(PREFIX) :].lower().split("__"))
-            if key[0] in tables or len(key) > 1:
-                found.append((key, name, text))
-    return sorted(found, key=lambda one: len(one[0]))
-
-
-def value_of(text: str) -> Any:
-    """Parses lists and tables as JSON, and leaves all else as text: pydantic parses numbers and booleans. Raises ValueError."""
-    return json.loads(text) if text.lstrip()[:1] in ("[", "{") else text
-
-
-def misspelt_variables(environ: Mapping[str, str], keys: Collection[Key]) -> list[str]:
-    """Faults: variables with one underscore where a setting's variable has two. They would otherwise be ignored silently."""
-    ours = {variable_of(key).replace("__", "_"): variable_of(key) for key in keys}
-    names = {variable_of(key) for key in keys}
-    return [
-        f"{name}: no setting has this variable; did you mean {ours[upper]}?"
-        for name in sorted(environ)
-        if (upper := name.upper()) not in names and upper in ours
-    ]
-
-
-def environment_layer(
-    environ: Mapping[str, str], tables: Collection[str], faults: list[str]
-) -> list[tuple[dict[str, Any], dict[Key, str]]]:
-    """(values, places) for `Layers.lay`, one pair per variable."""
-    layers = []
-    for key, name, text in variables(environ, tables):
-        try:
-            value = value_of(text)
-        except ValueError as exc:
-            faults.append(f'{name}: is not JSON: {exc}; write a list such as ["a", "b"]')
-            continue
-        places: dict[Key, str] = {key[:length]: name for length in range(1, len(key) + 1)}
-        if isinstance(value, dict):
-            places |= {(*key, inner): name for inner in value}
-        for part in reversed(key):
-            value = {part: value}
-        layers.append((value, places))
-    return layers
-
 
 __all__ = [
     "BadConfiguration", "Cri", "DevicePluginSettings", "Devices", "Images", "Kubernetes", "Libvirt", "Log", "Metrics",
@@ -128,9 +68,10 @@ class Settings(Section):
     @model_validator(mode="after")
     def _profiles_of_known_handlers(self) -> Self:
         named = {handler for profile in self.vm.profiles for handler in profile.handlers}
-        if unknown := sorted(named - set(self.cri.runtime_handlers)):
+        if unknown := sorted(named - {*self.cri.runtime_handlers, *self.proxy.pod_handlers}):
             raise ValueError(
-                f"vm.profiles: no pod can have the handler {', '.join(unknown)}; also list it in cri.runtime_handlers"
+                f"vm.profiles: no pod can have the handler {', '.join(unknown)}; also list it in cri.runtime_handlers, or in "
+                "pod_handlers of [[proxy.others]]"
             )
         return self
 
@@ -177,17 +118,17 @@ def load_settings(file: str | None = None) -> Settings:
     return read_settings(file).settings
 
 
-def read_settings(file: str | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+def read_settings(file: str | None = None) -> Loaded:
     """Like `load_settings`, with the sources of the settings."""
     path = file or DEFAULT_FILE
     layers = toml_files.read(path, must_be_there=file is not None)
-    faults = layers.faults + misspelt_variables(environ, list(keys_of(Settings)))
-    for values, places in environment_layer(environ, Settings.model_fields, faults):
+    faults = layers.faults + misspelt_variables(os.environ, list(keys_of(Settings)))
+    for values, places in environment_layer(os.environ, Settings.model_fields, faults):
         layers.lay(values, places)
     try:
         settings = Settings(**layers.values)
     except ValidationError as exc:
-        raise BadConfiguration((*faults, *told(exc, layers, Settings))) from exc
+        raise BadConfiguration((*faults, *fault_lines(exc, layers, Settings))) from exc
     if faults:
         raise BadConfiguration(tuple(faults))
     return Loaded(settings, layers, path)

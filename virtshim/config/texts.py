@@ -25,8 +25,8 @@ def setting(
     """A field of a `Section`, with everything that the reference page says about it. `why`: the reason for the default. `unit`:
     the unit of a number. `allowed`: the allowed values in words, where type and limits do not say. `reload`: whether SIGHUP
     changes the setting in a running daemon."""
-    told: dict[str, Any] = {"why": why, "unit": unit, "allowed": allowed, "reload": reload}
-    return Field(default, description=meaning, json_schema_extra=told, **limits)
+    extra: dict[str, Any] = {"why": why, "unit": unit, "allowed": allowed, "reload": reload}
+    return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
 PROFILE_NAME = r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"

@@ -6,13 +6,14 @@ from typing import Literal, Self
 
 from pydantic import ByteSize, field_validator, model_validator
 
+from virtshim.annotations.beside_containers import VM_CONTAINER_ANNOTATION
 from virtshim.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION, is_known, parse_vm_options
 from virtshim.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.config.texts import PROFILE_NAME, PathText, Section, setting
 from virtshim.model.errors import InvalidRequest
 
-# Each pod must set these itself: they open a way into the VM, or name a profile.
-_OF_PODS = frozenset({PROFILE_ANNOTATION, VNC_ANNOTATION, FORWARD_ANNOTATION})
+# Each pod must set these itself: they open a way into the VM, name a profile, or are for `virtshim proxy`, which has no profiles.
+_OF_PODS = frozenset({PROFILE_ANNOTATION, VNC_ANNOTATION, FORWARD_ANNOTATION, VM_CONTAINER_ANNOTATION})
 
 
 class Libvirt(Section):
@@ -99,17 +100,18 @@ class VmProfile(Section):
     handlers: tuple[str, ...] = setting(
         (),
         "RuntimeClass handlers whose pods get the profile automatically",
-        allowed="some of cri.runtime_handlers",
+        allowed="some of cri.runtime_handlers and pod_handlers",
         reload=True,
         why="pods select the profile by name",
     )
 
     @model_validator(mode="after")
     def _annotations_are_known(self) -> Self:
-        foreign = sorted(name for name in self.annotations if not is_known(name) or name in _OF_PODS)
-        if foreign:
+        if foreign := sorted(name for name in self.annotations if not is_known(name)):
+            raise ValueError(f"{', '.join(foreign)}: not an annotation of VMs; docs/annotations.md lists them")
+        if own := sorted(_OF_PODS & self.annotations.keys()):
             raise ValueError(
-                f"{', '.join(foreign)}: not an annotation of VMs, or one that only pods may set; docs/annotations.md lists them"
+                f"{', '.join(own)}: only pods may set this; remove it here, and set it in each pod that needs it"
             )
         try:
             parse_vm_options(self.annotations)
@@ -261,7 +263,7 @@ class Saved(Section):
         ge=60,
         le=31536000,
         reload=True,
-        why="a drain, or a node's maintenance, is over within a day; what nobody continues takes disk space",
+        why="a drain, or a node's maintenance, takes less than a day; a saved state that nobody continues takes disk space",
     )
     max_bytes: ByteSize = setting(
         ByteSize(0),

@@ -16,7 +16,7 @@ from virtshim.annotations.hardware import refuse_unfit_annotations
 from virtshim.annotations.options import VmOptions
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.devices.claims import DeviceClaims
-from virtshim.devices.guest_view import guest_view_serials, refuse_odd_guest_links, refuse_too_many_functions
+from virtshim.devices.guest_view import guest_serials, refuse_odd_guest_links, refuse_too_many_functions
 from virtshim.devices.values import BlockDevice, GrantedDevices, volume_of_both
 from virtshim.kubeapi.ports import ClusterObjects
 from virtshim.model.container import Container, ContainerConfig, ContainerName
@@ -58,17 +58,26 @@ _INSTEAD = (
 _DEBUG = "use kubectl exec, or kubectl attach for the console"
 
 
-def refuse_another(wanted: ContainerName, own: Sequence[str] | None, there: Iterable[Container]) -> None:
+def refuse_another(
+    wanted: ContainerName, own: Sequence[str] | None, there: Iterable[Container], *, adopted: bool = False
+) -> None:
     """Raises WrongState if the container cannot run in this pod, or cannot run now. `own`: the names that kubelet
-    lists, None if unknown. `there`: the containers of this sandbox."""
+    lists, None if unknown. `there`: the containers of this sandbox. `adopted`: another runtime runs the pod's ordinary
+    containers, so only those on record here, and the requested one, are VMs."""
     name = _quoted(wanted.name)
+    known = [other for other in there if not other.was_never_created]
     cannot = f"container {name} cannot run in this pod: a pod is one virtual machine"
+    count, instead = "containers", _INSTEAD
+    if adopted:
+        cannot = f"container {name} cannot run in this pod: a pod has one virtual machine"
+        count, instead = "containers with images of virtual machines", "Put the second one into a pod of its own"
+        vms = {wanted.name, *(other.name.name for other in known)}
+        own = None if own is None else [one for one in own if one in vms]
     if own is not None and len(own) > 1:
         raise WrongState(
-            f"{cannot}, and this one has {len(own)} containers ({', '.join(map(_quoted, own))}; native sidecars count, init "
-            f"containers that end do not). {_INSTEAD}"
+            f"{cannot}, and this one has {len(own)} {count} ({', '.join(map(_quoted, own))}; native sidecars count, init "
+            f"containers that end do not). {instead}"
         )
-    known = [other for other in there if not other.was_never_created]
     running = next((other for other in known if other.is_running), None)
     if running is not None and running.name.name == wanted.name:
         raise WrongState(f"container {running.id} ({running.name}) runs in this pod; stop it first")
@@ -90,7 +99,7 @@ def refuse_another(wanted: ContainerName, own: Sequence[str] | None, there: Iter
                 f"{beside}, an ephemeral container (kubectl debug). Shut down its guest, or stop it with crictl stop; kubelet "
                 f"then starts {name}"
             )
-        raise WrongState(f"{beside}. {_INSTEAD}; an ephemeral container (kubectl debug) cannot run: {_DEBUG}")
+        raise WrongState(f"{beside}. {instead}; an ephemeral container (kubectl debug) cannot run: {_DEBUG}")
 
 
 def _quoted(name: str) -> str:
@@ -144,7 +153,7 @@ class Admission:
         satisfied."""
         there = [other for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
         own = self.claims.devices.own_containers(sandbox.key.namespace, sandbox.key.name)
-        refuse_another(name, own, there)
+        refuse_another(name, own, there, adopted=sandbox.adopted is not None)
         options = parse_vm_options(sandbox.vm_annotations)
         namespace = sandbox.key.namespace  # only objects of the pod's own namespace are read
         options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
@@ -188,7 +197,7 @@ class Admission:
         places += [volume.container_path for volume in granted.data_volumes]
         empty_disks = together([*options.empty_disks, *self.volume_disks.empty(shown, sandbox.key.uid)])
         self._refuse_too_large(options, empty_disks)
-        refuse_clashes(empty_disks, places, guest_view_serials(granted.data_volumes))
+        refuse_clashes(empty_disks, places, guest_serials(granted.data_volumes))
         if options.save_on_stop:
             refuse_unsavable(granted, volumes, empty_disks)
         if state_volume:

@@ -84,7 +84,7 @@ class CreateContainer:
     def _create_now(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
     ) -> ContainerId:
-        with self.locks.held(sandbox_id):
+        with self.locks.held_while_waiting(sandbox_id) as leave_off:
             sandbox = self.admission.ready_sandbox(sandbox_id)
             earlier = self._earlier(sandbox_id, name, config)
             if earlier is not None:
@@ -92,7 +92,8 @@ class CreateContainer:
             with observed.step(observed.Step.ADMISSION):
                 admitted = self.admission.admit(sandbox, name, config)
             deadline.check(self.clock.monotonic(), "the container was created")
-            draft = self.new_records.add(admitted)
+            with leave_off.explained(f"its pod is being stopped, so container {name} is not created"):
+                draft = self.new_records.add(admitted, leave_off)
             with self.start_ups.phase("create", sandbox_id, draft.container.id):
                 self._make(draft)
             vcpus, memory = sized_by(admitted.options, config.resources)

@@ -12,7 +12,7 @@ import structlog
 from virtshim.annotations.hardware import INITRD, KERNEL
 from virtshim.annotations.options import VmOptions
 from virtshim.devices.claims import BorrowedDevices
-from virtshim.devices.guest_view import guest_view_environment
+from virtshim.devices.guest_view import guest_environment
 from virtshim.disks.ports import DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
 from virtshim.images.ports import BootFiles, ImageFiles
 from virtshim.metrics import observed
@@ -21,7 +21,7 @@ from virtshim.model.errors import AlreadyExists, InvalidRequest
 from virtshim.model.hardware import FirmwareFiles, Places
 from virtshim.model.image import NO_DISK, BootFile, Image
 from virtshim.model.layout import Layout, kernel_of, nvram_of, share_socket, vnc_socket
-from virtshim.model.network import Dns, nics_of
+from virtshim.model.network import Dns, nics_of, taps_of
 from virtshim.model.sandbox import Sandbox, identity, owner_of, pod_hash
 from virtshim.model.sizing import HostNodes, NodeHardware, NodeLimits, cells_for, limits_for
 from virtshim.model.vm import Backing, DeviceNumbers, Disk, DiskBus, VmSpec
@@ -117,8 +117,7 @@ class KeptPlaces:
         else:
             places, disks = places.numbered(_KINDS[bus], own, _DISKS[bus] - _cdroms(draft, bus))
             places, volumes = places.numbered(_KINDS[DiskBus.VIRTIO], blocks, _DISKS[DiskBus.VIRTIO])
-        network = draft.sandbox.network
-        taps = [nic.name for nic in network.interfaces if not nic.function] if network else []
+        taps = [nic.name for nic in taps_of(draft.sandbox.network)]
         places, nics = places.numbered(_NICS, taps, _MOST_NICS)
         if places != before:
             self._write(draft, places)
@@ -370,7 +369,7 @@ def _request(draft: Draft, copied: bytes) -> SeedRequest:
         interfaces=nics_of(network, container.granted),
         dns=network.dns if network else Dns(),
         hosts_file=hosts_file(container.config.mounts, container.config.annotations),
-        envs=guest_view_environment(container.config.envs, container.granted),
+        envs=guest_environment(container.config.envs, container.granted),
         blocks=container.granted.data_volumes,
         kept_disk=draft.kept_disk,
         volumes=container.spec.volumes,
@@ -433,6 +432,7 @@ class Domain:
             cpu_model=options.cpu_model,
             cpu_details=options.cpu_details,
             smbios_uuid=options.system_uuid is not None,
+            generation_id=container.spec.warm_start and not container.spec.vm,  # a restored guest is no copy
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",

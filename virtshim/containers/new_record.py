@@ -30,7 +30,7 @@ from virtshim.moves.values import Brought, OnVolume, VmRecord, with_nics, withou
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import LeaveOff, PodLocks
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.image_volumes import collect_images_of
 
@@ -56,18 +56,31 @@ class VmUids:
     def free(self) -> Iterator[int]:
         """A free id for the record that the block writes; 0 if VMs have no ids of their own. Raises
         ResourceExhausted."""
+        with self.free_for(passt=False) as (uid, _):
+            yield uid
+
+    @contextlib.contextmanager
+    def free_for(self, *, passt: bool) -> Iterator[tuple[int, int]]:
+        """Like `free`, with a second id for the VM's passt; 0 without. Raises also WrongState."""
         if not self._count:
-            yield 0
+            if passt:
+                raise WrongState(
+                    "libvirt.vm_uids is 0, but the passt of a VM with containers beside it needs a user id of its own; set "
+                    "libvirt.vm_uids"
+                )
+            yield 0, 0
             return
         with self._lock:
-            self._last = self._next()
-            yield self._last
+            uid = self._last = self._next()
+            if passt:
+                self._last = self._next(uid)
+            yield uid, self._last if passt else 0
 
-    def _next(self) -> int:
+    def _next(self, *just_taken: int) -> int:
         """The next free id after the last one: a freed id is reused as late as possible."""
-        records = self._records.containers.all()
-        taken = {record.spec.uid for record in records} | set(self._in_use())
-        begin = max((self._last, *(record.spec.uid for record in records))) + 1 - self._first
+        recorded = [uid for one in self._records.containers.all() for uid in (one.spec.uid, one.spec.passt_uid)]
+        taken = {*recorded, *just_taken, *self._in_use()}
+        begin = max((self._last, *recorded)) + 1 - self._first
         for step in range(self._count):
             uid = self._first + (begin + step) % self._count
             if uid not in taken:
@@ -96,24 +109,28 @@ class ContainerRecords:
     # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
 
-    def add(self, admitted: Admitted) -> Draft:
+    def add(self, admitted: Admitted, leave_off: LeaveOff) -> Draft:
+        """`leave_off`: set when a call waits to end the pod. Raises Aborted then, if this waits for a volume or another node."""
         # Before the locks are taken, because other pods and pulls would wait.
         ended = self._end_earlier(admitted)
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
         with self._vm_held(admitted):
-            brought = self._bring_state(admitted)
-            expected = self._expect(admitted)
-            with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
+            brought = self._bring_state(admitted, leave_off)
+            expected = self._expect(admitted, leave_off)
+            with (
+                self.images.pinned(admitted.config.image, admitted.volumes) as image,
+                self.uids.free_for(passt=admitted.sandbox.adopted is not None) as uids,
+            ):
                 if expected is not None and image.digest != expected:
                     raise Aborted("the image changed meanwhile; repeat the call")
-                container = self._new(admitted, image, uid)
+                container = self._new(admitted, image, *uids)
                 self._refuse_taken_uuid(admitted, ended)
                 # From now on the record reserves the image, the devices, and the VM that outlives its pods.
                 self.claims.add(container, without_devices)
                 sandbox = self._note_pod_disk(admitted.sandbox, container, brought)
         return Draft(container, sandbox, image, admitted.options)
 
-    def _bring_state(self, admitted: Admitted) -> Brought:
+    def _bring_state(self, admitted: Admitted, leave_off: LeaveOff) -> Brought:
         """Copies the VM's files from its state volume, if another node ran it last. Refuses a pod without the VM's volume."""
         disk, key = _vm_disk(admitted), admitted.sandbox.key
         if not admitted.state_volume:
@@ -127,9 +144,9 @@ class ContainerRecords:
             return Brought()
         self._with_uuid_of(admitted)  # refuses a VM that runs
         vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
-        return self.state_volumes.bring(admitted.state_volume, disk, vm)
+        return self.state_volumes.bring(admitted.state_volume, disk, vm, leave_off)
 
-    def _expect(self, admitted: Admitted) -> ImageDigest | None:
+    def _expect(self, admitted: Admitted, leave_off: LeaveOff) -> ImageDigest | None:
         """Prepares for a VM that comes from another node. Refuses a pod whose VM is there. Asks the other node, so without the
         locks that other pods need. Returns the image that the VM is expected with."""
         disk, key = _vm_disk(admitted), admitted.sandbox.key
@@ -137,16 +154,17 @@ class ContainerRecords:
             return None
         self._with_uuid_of(admitted)  # refuses a VM that runs
         if not (node := admitted.options.restore_from):
-            self.receiving.not_expected(disk)
+            self.receiving.not_expected(disk, leave_off)
             return None
         with self.images.pinned(admitted.config.image) as image:
             digest = image.digest
-        self.receiving.expect(key, vm_name(admitted.options.vm, key), admitted.name.name, node, digest)
+        self.receiving.expect(key, vm_name(admitted.options.vm, key), admitted.name.name, node, digest, leave_off)
         return digest
 
     @contextlib.contextmanager
     def _vm_held(self, admitted: Admitted) -> Iterator[None]:
-        """Nobody removes the VM meanwhile. Taken before other locks, because the VM may be on its way to its state volume."""
+        """Within the block nobody removes the VM. Enter the block before taking other locks, because it may wait until
+        the VM is copied to its state volume."""
         disk = _vm_disk(admitted)
         if not disk:
             yield
@@ -168,7 +186,7 @@ class ContainerRecords:
         else:
             self.records.containers.replace(container.removing())
 
-    def _new(self, admitted: Admitted, image: Image, uid: int) -> Container:
+    def _new(self, admitted: Admitted, image: Image, uid: int, passt_uid: int) -> Container:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
         image_config = image.config if options.use_image_config else ImageConfig()
@@ -190,6 +208,7 @@ class ContainerRecords:
             command=self._command(options, admitted.config, image_config),
             granted=admitted.granted,
             uid=uid,
+            passt_uid=passt_uid,
             image_config=image_config,
             beside_pod=sandbox.vms_lie_beside,
             volumes=admitted.volumes,
@@ -233,8 +252,8 @@ class ContainerRecords:
                 )
 
     def _with_uuid_of(self, admitted: Admitted) -> Sequence[Container]:
-        """Earlier attempts of this pod with the same UUID; libvirt's definition belongs to the newest. kubelet also
-        makes a new attempt while the record of one that was never started, or failed to start, is still there."""
+        """Earlier attempts of this pod with the same UUID. libvirt's definition belongs to the newest attempt. An earlier
+        attempt may still have a record if it was never started, or failed to start."""
         wanted = str(_lasting_uuid(admitted) or "")
         disk = _vm_disk(admitted)
         found = [

@@ -27,7 +27,7 @@ from virtshim.guest.ports import GuestOperations
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, InvalidRequest, ShimError, WrongState
 from virtshim.model.vm import PauseReason, Power
-from virtshim.moves.values import unrenewable, unsavable
+from virtshim.moves.values import unrenewable_vm, unsavable_vm
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -102,7 +102,7 @@ FREEZE_SECONDS: Final = 60
 LONGEST_FREEZE: Final = 600
 # Seconds for the guest agent to accept a reboot request.
 _REBOOT_LIMIT: Final = 15.0
-# Seconds to write a guest's memory: 60 GiB at 100 MiB/s. The guest stands still meanwhile.
+# Seconds to write a guest's memory: 60 GiB at 100 MiB/s. The guest is paused meanwhile.
 SAVE_SECONDS: Final = 600.0
 _SAVED: Final = "saved; its next container continues from here"
 
@@ -137,9 +137,7 @@ class VmActions:
                 except ShimError:
                     self._note_resumed(container)
                     raise
-            message = "paused until it is resumed; kubelet sees a running container"
-        self.log.add(Action.PAUSE, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.PAUSE, container, "paused until it is resumed; kubelet sees a running container")
 
     def resume(self, wanted: Container) -> Outcome:
         """Resumes a VM, whoever paused it. The VM comes first: a virtshim that is killed before it writes the record
@@ -153,18 +151,14 @@ class VmActions:
             self.pausing.resume(container.domain_uuid)
             self._note_resumed(container)
         self.freezer.after_resume(container.id)
-        message = "resumed; its guest agent, if it has one, sets the clock"
-        self.log.add(Action.RESUME, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.RESUME, container, "resumed; its guest agent, if it has one, sets the clock")
 
     def reset(self, wanted: Container) -> Outcome:
         with self._alone(wanted) as container:
             self._refuse_restart(container, "reset")
             self.control.reset(container.domain_uuid)
         self.freezer.forget_hold(container.id)
-        message = "its guest restarts; unwritten data is lost"
-        self.log.add(Action.RESET, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.RESET, container, "its guest restarts; unwritten data is lost")
 
     def reboot(self, wanted: Container) -> Outcome:
         """Asks the guest's agent. libvirt could press the power button and start the VM again afterwards, but a guest
@@ -176,9 +170,7 @@ class VmActions:
                     f"the file systems of container {container.id.short} are frozen; `virtshim thaw` first"
                 )
         self.guests.reboot(container.id, _REBOOT_LIMIT)
-        message = "its guest was asked to restart"
-        self.log.add(Action.REBOOT, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.REBOOT, container, "its guest was asked to restart")
 
     def freeze(self, wanted: Container, seconds: int = 0) -> Outcome:
         """0 seconds: a minute (`FREEZE_SECONDS`)."""
@@ -196,8 +188,7 @@ class VmActions:
                 )
         count = self.freezer.hold(container, seconds)  # without the lock, because this waits for the guest
         message = f"{count} file system{'s are' if count != 1 else ' is'} frozen, for {seconds} s at most"
-        self.log.add(Action.FREEZE, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.FREEZE, container, message)
 
     def thaw(self, wanted: Container) -> Outcome:
         with self._alone(wanted) as container:
@@ -205,9 +196,7 @@ class VmActions:
             if not container.status.frozen:
                 return Outcome(changed=False, message="it is not frozen")
         self.freezer.thaw_now(container.id)
-        message = "its file systems are thawed"
-        self.log.add(Action.THAW, container, message)
-        return Outcome(changed=True, message=message)
+        return self._done(Action.THAW, container, "its file systems are thawed")
 
     def save(self, wanted: Container) -> Outcome:
         """Ends the VM with its memory saved, as a stop does. A VM whose stops do not save is saved as well, if it can be."""
@@ -230,7 +219,7 @@ class VmActions:
             return list(zip(wanted, threads.map(save, wanted), strict=True))
 
     def renew(self, wanted: Container) -> Outcome:
-        """Gives the guest a new QEMU. It stands still meanwhile, and the container goes on."""
+        """Gives the guest a new QEMU. It is paused meanwhile, and the container continues."""
         return self._saved(wanted, Action.RENEW, "its guest continues in a new QEMU")
 
     def _saved(self, wanted: Container, action: Action, message: str, limit: float = SAVE_SECONDS) -> Outcome:
@@ -241,8 +230,11 @@ class VmActions:
         except WrongState:  # it did not begin
             raise
         except ShimError:
-            self.freezer.after_resume(container.id)  # the guest runs on, and its clock stood still
+            self.freezer.after_resume(container.id)  # the guest runs on, and its clock stopped
             raise
+        return self._done(action, container, message)
+
+    def _done(self, action: Action, container: Container, message: str) -> Outcome:
         self.log.add(action, container, message)
         return Outcome(changed=True, message=message)
 
@@ -251,13 +243,10 @@ class VmActions:
         done = f"{action.value}d" if action is Action.SAVE else f"{action.value}ed"
         if not spec.vm:
             raise WrongState(
-                f"the VM of container {container.id.short} goes with its pod; only one whose pod has the annotation "
+                f"the VM of container {container.id.short} ends with its pod; only a VM whose pod has the annotation "
                 f"{VM_ANNOTATION} can be {done}"
             )
-        what = unrenewable(spec.granted, spec.volumes)
-        if action is Action.SAVE:
-            what = unsavable(spec.granted, spec.volumes, spec.empty_disks)
-        if what:
+        if what := unsavable_vm(spec) if action is Action.SAVE else unrenewable_vm(spec):
             raise WrongState(f"container {container.id.short} cannot be {done} with {what}")
         if status.stop_asked or status.ending is not None:
             raise WrongState(f"container {container.id.short} is ending: it cannot be {done}")

@@ -34,4 +34,8 @@ class ContainerParts:
         """Makes the cgroup that QEMU starts in, and opens the pod's network for this one start."""
         group = cgroup_of(container, sandbox, container.resources, container.status.size, sizes)
         queues = nic_queues(parse_vm_options(sandbox.vm_annotations), container.status.size)
-        self.cgroups.make(dataclasses.replace(group, nic_queues=queues), self.timeout)
+        group = dataclasses.replace(group, nic_queues=queues)
+        if container.spec.passt_uid:
+            passts = self.volumes.shares.passt_socket(container.id)
+            group = dataclasses.replace(group, nic_queues=1, passt_socket=passts)
+        self.cgroups.make(group, self.timeout)

@@ -17,7 +17,7 @@ from virtshim.metrics import observed
 from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
-from virtshim.model.troubles import Trouble, TroubleKind, merged, told_together
+from virtshim.model.troubles import Trouble, TroubleKind, merged, text_of_troubles
 from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.store.ports import Records
 from virtshim.streaming.ports import Streaming
@@ -88,7 +88,7 @@ class ExitRecorder:
         self.parts.volumes.end(found)
         self.finish_log(found)
         how = how_it_ended(found, vm)
-        devices = told_together(self.parts.devices.health.troubles(found))
+        devices = text_of_troubles(self.parts.devices.health.troubles(found))
         unsaved = self.unsaved.get(container, "")
         how = dataclasses.replace(how, message=with_devices(how.message, [devices, unsaved]))
         ended = found.exited(how)
@@ -168,13 +168,14 @@ class ExitRecorder:
             troubles = merged(found.status.troubles, why)
             self.notices.notice(found, troubles)
             ending = found.with_troubles(troubles).with_ending(how)
-            self.records.containers.replace(ending)
+            if ending != found:  # each write waits for the disk
+                self.records.containers.replace(ending)
             return ending
 
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
-            # It is not open if the VM ended while virtshim was down.
+            # The log is not open if the VM ended while virtshim was down.
             self.parts.logs.open(container)
             self.parts.logs.finish(container)
         except ShimError as exc:

@@ -23,7 +23,7 @@ from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import LeaveOff, PodLocks
 from virtshim.system.rollback import Rollback
 from virtshim.templates.warm_start import WarmStarts
 from virtshim.volumes.volume_disks import anothers
@@ -48,7 +48,7 @@ class StartContainer:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
         leaves the container EXITED with reason StartError, as containerd does, and raises the error."""
         with (
-            self.locks.held(wanted.sandbox_id),
+            self.locks.held_while_waiting(wanted.sandbox_id) as leave_off,
             self.starts.ups.phase("start", wanted.sandbox_id, wanted.id),
         ):
             container = existing_container(self.records, wanted.id)
@@ -62,8 +62,9 @@ class StartContainer:
                     self.parts.open_cgroup(container, sandbox, self.sizes.now)
                 with self._step(observed.Step.VOLUMES, container):
                     self.parts.volumes.start(container, sandbox)
-                with self._step(observed.Step.LIBVIRT, container):
-                    container = self._start(container, sandbox)
+                given_up = f"container {container.id.short} is being stopped, so its start was given up"
+                with self._step(observed.Step.LIBVIRT, container), leave_off.explained(given_up):
+                    container = self._start(container, sandbox, leave_off)
                 self.records.containers.replace(container)
                 may_have_run = True
                 container = self.receiving.go_on(container)
@@ -80,17 +81,17 @@ class StartContainer:
         except ShimError as exc:  # the start itself succeeded
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 
-    def _start(self, container: Container, sandbox: Sandbox) -> Container:
+    def _start(self, container: Container, sandbox: Sandbox, leave_off: LeaveOff) -> Container:
         if not container.spec.warm_start:
-            return self.receiving.start(container, sandbox)
+            return self.receiving.start(container, sandbox, leave_off)
 
         def boot(found: Container) -> Container:
-            return self.receiving.start(found, sandbox)
+            return self.receiving.start(found, sandbox, leave_off)
 
         def again() -> None:
             self.parts.open_cgroup(container, sandbox, self.sizes.now)
 
-        return self.warm.start(container, sandbox, boot, again)
+        return self.warm.start(container, sandbox, boot, again, leave_off)
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
         return self.starts.ups.step(which, container.sandbox_id, container.id)
@@ -122,7 +123,7 @@ class StartContainer:
                     f"container {other.id} ({other.name.name}) already runs in this pod: a pod is one virtual machine, "
                     "so its containers run one after another. Use one container, or init containers"
                 )
-            # That VM should be off, and must not share the pod's network.
+            # The other container's VM should be off, and must not share the pod's network.
             self.parts.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
@@ -142,7 +143,8 @@ class StartContainer:
             undo.add("network", lambda: self.parts.cgroups.start_failed(container.sandbox_id, self.parts.timeout))
             undo.add("volumes", lambda: self.parts.volumes.end(container))
             if container.spec.vm and not may_have_run:
-                undo.add("state", lambda: self.receiving.give_back(container) if undo.clean else None)
+                undo.add("link", lambda: self.receiving.leave(container.id))
+                undo.add("state", lambda: self.receiving.restoring.give_back(container) if undo.clean else None)
             undo.add("domain", lambda: self.parts.hypervisor.destroy(domain, container.id))
 
 

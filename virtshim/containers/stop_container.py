@@ -23,7 +23,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.moves.renewing import VmStates
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import LeaveOff, PodLocks
 from virtshim.vm.ports import VmPausing
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ _PRESS_AGAIN = 5.0
 _SIGNAL_LIMIT = 10.0
 # The share of the grace period in which memory is saved. What does not fit is shut down in the rest.
 _SAVING = 2 / 3
-# For a move that was broken off to let the guest go on.
+# For the end of a move whose guest was killed.
 _BREAKING_OFF = 5.0
 # For the last read of the termination message of a command that did not end.
 _LAST_LOOK = 1.0
@@ -75,7 +75,7 @@ class _Stop:
     grace: float
     wake: threading.Event = field(default_factory=threading.Event)
     # Set when `until` was brought forward: the wait for the guest agent then checks the time again.
-    hurry: threading.Event = field(default_factory=threading.Event)
+    hurry: LeaveOff = field(default_factory=LeaveOff)
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
     # Times of the monotonic clock: the last press of the power button, and when the command was first seen to be gone.
@@ -134,7 +134,7 @@ class StopContainer:
             # If the record cannot be read, the VM may run.
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
             if found is not None and found.phase is ContainerPhase.CREATED:
-                # Its start may have failed between libvirt's start and the record.
+                # A start may have failed after libvirt started the VM, and before the record said so.
                 self._hypervisor.destroy(found.domain_uuid, found.id)
             if found is not None and grace:
                 self._note(found)
@@ -167,8 +167,9 @@ class StopContainer:
         *,
         runs_on: bool = True,
     ) -> None:
-        """Calls `act`. A stop that comes meanwhile waits for it, at most for its own grace period; with `break_off`, which makes
-        `act` fail, for a part of that. `runs_on`: whether the container has to be stopped even if `act` succeeds."""
+        """Calls `act`. A stop that arrives meanwhile waits until `act` has ended, at most for the stop's own grace
+        period. With `break_off`, which makes `act` fail, the stop waits only for a part of its grace period. `runs_on`:
+        whether the container still has to be stopped after `act` has succeeded."""
         with self._lock:
             if container.id in self._stops:
                 raise WrongState(f"container {container.id.short} is being stopped")
@@ -242,15 +243,15 @@ class StopContainer:
                 raise running.error
 
     def _gives_way(self, running: _Stop, grace: float) -> bool:
-        """Whether what is done instead of a stop ends within the grace period. A move is broken off, because it may take hours,
-        and the guest shuts down in the rest."""
+        """Waits for an action that runs instead of a stop. Returns whether the action ends within the grace period.
+        Breaks a move off, because a move may take hours. The guest then shuts down in the rest of the grace period."""
         if running.break_off is None:
             return self._clock.wait(running.done, grace)
         early = grace * (1 - _SAVING)
         if self._clock.wait(running.done, early):
             return True
         running.break_off()
-        return running.done.wait(min(_BREAKING_OFF, grace - early))
+        return running.done.wait(grace - early)
 
     def kill(self, container: Container, message: str) -> None:
         """Ends the VM now, even if another call is stopping it. Waits for no other stop and for no devices, so the
@@ -285,7 +286,7 @@ class StopContainer:
 
     def _shut_down(self, container: Container, stop: _Stop) -> None:
         message = ""
-        if self._is_elsewhere(container):
+        if self._is_elsewhere(container, stop):
             return
         if stop.grace and self._is_saved(container, stop):
             return
@@ -309,25 +310,44 @@ class StopContainer:
             self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
 
-    def _is_elsewhere(self, container: Container) -> bool:
-        """Whether its guest was not here, and the container has ended."""
+    def _is_elsewhere(self, container: Container, stop: _Stop) -> bool:
+        """Ends a container whose guest runs or waits on another node. Returns whether it was such a container."""
         found = self._records.containers.get(container.id)
         if found is None or not self._states.is_elsewhere(found):
             return False
         self._states.receiving.break_off(container.id)
         message = "killed: the virtual machine had not arrived from its other node"
+        if self._states.receiving.is_undecided(found):
+            # QEMU may have the only copy of the guest's memory.
+            if self._is_decided(found, stop):
+                return self._is_over(found)
+            message = "killed: its other node did not say in time whether the virtual machine has moved"
         self._exits.note_kill(container.id, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
         return True
 
+    def _is_decided(self, container: Container, stop: _Stop) -> bool:
+        """Whether it becomes known in a part of the grace period where the guest may run. If that is here, the rest is for its
+        shutdown."""
+        while stop.grace:
+            stop.hurry.clear()
+            left = max(0.0, stop.until - self._clock.monotonic()) * _SAVING
+            if self._states.receiving.learn(container, left, stop.hurry):
+                return True
+            if not stop.hurry.is_set():
+                break
+        return False
+
     def _is_saved(self, container: Container, stop: _Stop) -> bool:
-        """Whether its guest's memory was to be saved, and is, and its VM has ended."""
+        """Saves the guest's memory, if stops of this container save it. Returns whether the memory is saved and the VM
+        has ended."""
         found = self._records.containers.get(container.id)
         if found is None or not found.spec.save_on_stop or self._boots.is_before_kernel(found):
             return False
         ending = found.status.ending
-        if ending is not None and ending.reason is not ExitReason.SAVED:  # its command has ended: nothing goes on
+        # If its command has ended, nothing would continue.
+        if ending is not None and ending.reason is not ExitReason.SAVED:
             return False
         try:
             left = max(0.0, stop.until - self._clock.monotonic())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +16,15 @@ from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.annotations.parse import VNC_ANNOTATION
-from virtshim.cri.error_codes import kind_of
-from virtshim.model import errors
-from virtshim.model.errors import InternalError, NotFound, PermissionRefused, ShimError, Unavailable, WrongState
+from virtshim.cri.channel import SECONDS, as_shim_errors, ask, open_channel, refuse_others_socket
+from virtshim.model.errors import InternalError, NotFound, WrongState
 from virtshim.streaming.ports import Streams
 
-_SECONDS: Final = 30.0
 # Seconds that the node gives a guest agent to answer.
 _AGENT_SECONDS: Final = 30.0
 # The node has its own limits for a pull.
 _PULL_SECONDS: Final = 24 * 3600.0
 _START_SECONDS: Final = 240.0
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 64 << 20),  # an answer on the admin socket may be a screenshot
-    # A restarted virtshim is back soon, but by default gRPC waits up to two minutes between attempts.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
-
-_ERRORS: Final = {
-    error.kind: error
-    for error in vars(errors).values()
-    if isinstance(error, type) and issubclass(error, ShimError) and error is not ShimError
-}
-
-
-def open_channel(socket: str) -> grpc.Channel:
-    """A channel to a Unix socket. An unreachable socket makes the first call fail."""
-    return grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +54,7 @@ class VmSummary:
 
     @property
     def shown_state(self) -> str:
-        """As `state`, but a paused VM is paused: CRI has no such state."""
+        """The state for people: "paused" for a paused VM, which CRI has no state for, and otherwise `state`."""
         return "paused" if self.trouble.startswith("paused") else self.state
 
 
@@ -191,8 +170,7 @@ class NodeClient:
 
     def pods(self) -> list[PodSummary]:
         """Newest first."""
-        with as_shim_errors():
-            items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
+        items = ask(self._runtime.ListPodSandbox, pb.ListPodSandboxRequest(), adopted=True).items
         pods = [
             PodSummary(
                 item.id,
@@ -207,8 +185,7 @@ class NodeClient:
 
     def vms(self) -> list[VmSummary]:
         """Newest first."""
-        with as_shim_errors():
-            items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        items = ask(self._runtime.ListContainers, pb.ListContainersRequest()).containers
         return sorted(map(vm_summary, items), key=lambda vm: vm.created, reverse=True)
 
     def with_trouble(self, vm: VmSummary) -> VmSummary:
@@ -223,10 +200,9 @@ class NodeClient:
 
     def addresses(self, pod: str) -> list[str]:
         """The pod's IP addresses; [] if the pod is gone or no longer has a network."""
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
         try:
-            with as_shim_errors():
-                request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
-                network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
+            network = ask(self._runtime.PodSandboxStatus, request, adopted=True).status.network
         except NotFound:
             return []
         return [ip for ip in (network.ip, *(more.ip for more in network.additional_ips)) if ip]
@@ -240,42 +216,35 @@ class NodeClient:
             stderr=streams.stderr,
             tty=streams.tty,
         )
-        with as_shim_errors():
-            return self._runtime.Exec(request, timeout=_SECONDS).url
+        return ask(self._runtime.Exec, request).url
 
     def has_vnc(self, pod: str) -> bool:
         """Whether the pod's port 5900 is its VM's screen."""
-        with as_shim_errors():
-            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
-            status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
+        status = ask(self._runtime.PodSandboxStatus, request, adopted=True).status
         return status.annotations.get(VNC_ANNOTATION) == "true"
 
     def add_ssh_keys(self, vm: str, user: str, keys: Sequence[str]) -> None:
         request = admin_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
-        with as_shim_errors():
-            self._admin.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
+        ask(self._admin.AddSshKeys, request, SECONDS + _AGENT_SECONDS)
 
     def console_url(self, vm: str, *, stdin: bool) -> str:
         request = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-        with as_shim_errors():
-            return self._admin.AttachConsole(request, timeout=_SECONDS).url
+        return ask(self._admin.AttachConsole, request).url
 
     def images(self) -> Sequence[ImageSummary]:
-        with as_shim_errors():
-            found = self._images.ListImages(pb.ListImagesRequest(), timeout=_SECONDS).images
+        found = ask(self._images.ListImages, pb.ListImagesRequest()).images
         return [ImageSummary(i.id, tuple(i.repo_tags), tuple(i.repo_digests), i.size, i.pinned) for i in found]
 
     def image_id(self, image: str) -> str:
         """The id of the image with that name or id, "" if there is none."""
-        with as_shim_errors():
-            request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
-            return self._images.ImageStatus(request, timeout=_SECONDS).image.id
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
+        return ask(self._images.ImageStatus, request).image.id
 
     def users_of_images(self) -> Mapping[str, Sequence[str]]:
         """The names of the pods whose containers, ended ones included, use an image, by the image's id."""
         pods = {pod.id: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
-        with as_shim_errors():
-            items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        items = ask(self._runtime.ListContainers, pb.ListContainersRequest()).containers
         users: dict[str, list[str]] = {}
         for one in items:
             users.setdefault(one.image_id or one.image_ref, []).append(pods.get(one.pod_sandbox_id, one.pod_sandbox_id))
@@ -283,14 +252,12 @@ class NodeClient:
 
     def remove_image(self, image: str) -> None:
         """No error if it is missing."""
-        with as_shim_errors():
-            request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
-            self._images.RemoveImage(request, timeout=_START_SECONDS)
+        request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
+        ask(self._images.RemoveImage, request, _START_SECONDS)
 
     def image_bytes(self) -> int:
         """What all images take on the node's disks."""
-        with as_shim_errors():
-            found = self._images.ImageFsInfo(pb.ImageFsInfoRequest(), timeout=_SECONDS).image_filesystems
+        found = ask(self._images.ImageFsInfo, pb.ImageFsInfoRequest()).image_filesystems
         return sum(one.used_bytes.value for one in found)
 
     def pull(self, image: str, login: tuple[str, str] | None = None) -> Pull:
@@ -299,8 +266,8 @@ class NodeClient:
         return Pull(self._images.PullImage.future(request, timeout=_PULL_SECONDS))
 
     def usage(self) -> Sequence[PodUsage]:
-        with as_shim_errors():
-            found = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
+        request = pb.ListPodSandboxStatsRequest()
+        found = ask(self._runtime.ListPodSandboxStats, request, adopted=True).stats
         return [_usage(one) for one in found]
 
     def events(self) -> Iterator[NodeEvent]:
@@ -314,9 +281,8 @@ class NodeClient:
                 yield NodeEvent(one.created_at / 1e9, f"{subject} {what}", one.container_id, pod)
 
     def how_is(self, vm: str) -> Ended:
-        with as_shim_errors():
-            request = pb.ContainerStatusRequest(container_id=vm)
-            status = self._runtime.ContainerStatus(request, timeout=_SECONDS).status
+        request = pb.ContainerStatusRequest(container_id=vm)
+        status = ask(self._runtime.ContainerStatus, request).status
         is_over = status.state == pb.CONTAINER_EXITED
         return Ended(is_over, status.exit_code, status.reason, status.message, status.log_path)
 
@@ -324,36 +290,31 @@ class NodeClient:
         """Creates a pod sandbox with the label `mark`, so that `remove_marked` finds it even if this call fails. `attempt`: how
         many pods the same VM had before."""
         request = pb.RunPodSandboxRequest(config=_pod(wanted, mark, attempt), runtime_handler=wanted.handler)
-        with as_shim_errors():
-            return self._runtime.RunPodSandbox(request, timeout=_START_SECONDS).pod_sandbox_id
+        return ask(self._runtime.RunPodSandbox, request, _START_SECONDS).pod_sandbox_id
 
     def start_vm(self, pod: str, wanted: WantedVm, mark: str, attempt: int = 0) -> str:
         """Creates and starts a VM. Returns its id; its QEMU runs."""
         request = pb.CreateContainerRequest(
             pod_sandbox_id=pod, config=_container(wanted), sandbox_config=_pod(wanted, mark, attempt)
         )
-        with as_shim_errors():
-            made = self._runtime.CreateContainer(request, timeout=_START_SECONDS).container_id
-            self._runtime.StartContainer(pb.StartContainerRequest(container_id=made), timeout=_START_SECONDS)
+        made = ask(self._runtime.CreateContainer, request, _START_SECONDS).container_id
+        ask(self._runtime.StartContainer, pb.StartContainerRequest(container_id=made), _START_SECONDS)
         return made
 
     def attach_url(self, vm: str, *, tty: bool) -> str:
         """A URL of the command's input and output."""
         request = pb.AttachRequest(container_id=vm, stdin=True, stdout=True, stderr=not tty, tty=tty)
-        with as_shim_errors():
-            return self._runtime.Attach(request, timeout=_SECONDS).url
+        return ask(self._runtime.Attach, request).url
 
     def forward_url(self, pod: str, port: int) -> str:
         """A URL of a connection to the guest's port."""
         request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
-        with as_shim_errors():
-            return self._runtime.PortForward(request, timeout=_SECONDS).url
+        return ask(self._runtime.PortForward, request).url
 
     def remove_marked(self, mark: str, *, but: str = "") -> None:
         """Removes every pod with that mark, with everything in it. `but`: the id of one that stays."""
         wanted = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector={MARK: mark}))
-        with as_shim_errors():
-            found = self._runtime.ListPodSandbox(wanted, timeout=_SECONDS).items
+        found = ask(self._runtime.ListPodSandbox, wanted).items
         for pod in found:
             if pod.id != but:
                 self.remove_pod(pod.id)
@@ -361,24 +322,20 @@ class NodeClient:
     def remove_pod(self, pod: str) -> None:
         """No error if it is gone."""
         self.stop_pod(pod)
-        with as_shim_errors():
-            self._runtime.RemovePodSandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=_START_SECONDS)
+        ask(self._runtime.RemovePodSandbox, pb.RemovePodSandboxRequest(pod_sandbox_id=pod), _START_SECONDS)
 
     def stop_pod(self, pod: str) -> None:
         """Ends its VM at once. No error if it is gone."""
-        with as_shim_errors():
-            self._runtime.StopPodSandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=_START_SECONDS)
+        ask(self._runtime.StopPodSandbox, pb.StopPodSandboxRequest(pod_sandbox_id=pod), _START_SECONDS)
 
     def stop_vm(self, vm: str, seconds: int) -> None:
         """`seconds`: the time that the guest has to shut down."""
         request = pb.StopContainerRequest(container_id=vm, timeout=seconds)
-        with as_shim_errors():
-            self._runtime.StopContainer(request, timeout=seconds + _START_SECONDS)
+        ask(self._runtime.StopContainer, request, seconds + _START_SECONDS)
 
     def made_by_run(self) -> Sequence[MadePod]:
         """Newest first. Raises InternalError for a pod whose note of what is wanted cannot be read."""
-        with as_shim_errors():
-            items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
+        items = ask(self._runtime.ListPodSandbox, pb.ListPodSandboxRequest()).items
         newest = sorted(items, key=lambda one: one.created_at, reverse=True)
         return [_made_pod(one) for one in newest if is_made_by_run(one.labels)]
 
@@ -480,27 +437,6 @@ def connected(socket: str) -> Iterator[NodeClient]:
     refuse_others_socket(socket)
     with open_channel(socket) as channel:
         yield NodeClient(channel)
-
-
-def refuse_others_socket(path: str) -> None:
-    """Raises PermissionRefused if this user may not connect, which needs write permission (unix(7)). gRPC would only say that the
-    socket is unreachable."""
-    if os.path.exists(path) and not os.access(path, os.W_OK):
-        raise PermissionRefused(f"this user has no access to {path}; run the command as root, with sudo")
-
-
-@contextlib.contextmanager
-def as_shim_errors() -> Iterator[None]:
-    """Turns a call's gRPC error into a ShimError with the kind and message that the node sent."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        code, details = error.code(), error.details() or "no reason given"
-        if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
-            raise Unavailable(
-                f"no answer on the CRI socket ({details}); is virtshim running? It needs root; set another socket by --socket"
-            ) from error
-        raise _ERRORS[kind_of(code, details)](details) from error
 
 
 # The pods that `virtshim run` made for one VM, and the VM's stop: for the command line and the dashboard.

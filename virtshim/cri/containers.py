@@ -15,7 +15,7 @@ from virtshim.cri.validation import LogOnce, without_effect_of_container
 from virtshim.model.container import Container
 from virtshim.model.deadline import Deadline
 from virtshim.model.errors import InvalidRequest
-from virtshim.pods.lookup import Filter, find_container, get_container, get_sandbox, list_containers
+from virtshim.pods.lookup import Filter, find_container, get_any_sandbox, get_container, list_containers
 
 
 class ContainerCalls(ServicerPart):
@@ -36,7 +36,7 @@ class ContainerCalls(ServicerPart):
         name = to_domain.container_name(request.config)
         config = to_domain.container_config(request.config)
         self._container_log.log(without_effect_of_container(request.config))
-        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
         made = self._services.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)
 

@@ -11,7 +11,7 @@ from virtshim.guest.command import CommandResult
 from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import Sandbox
-from virtshim.pods.lookup import get_container, get_sandbox, pod_of, require_running
+from virtshim.pods.lookup import get_any_sandbox, get_container, pod_of, require_running
 from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Streams
 
 # Clients accept messages of 16 MiB, which must hold both streams and the other fields.
@@ -57,7 +57,7 @@ class ExecAttachForwardCalls(ServicerPart):
 
     def PortForward(self, request: pb.PortForwardRequest, context: grpc.ServicerContext) -> pb.PortForwardResponse:
         del context
-        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
         address, ports = sandbox.network.ips[0], tuple(request.port)

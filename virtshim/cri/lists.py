@@ -9,19 +9,14 @@ The batches are for the Stream* calls: each message stays far below gRPC's limit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.container import Container
+from virtshim.model.sandbox import Sandbox
 
-
-class _Record(Protocol):
-    @property
-    def id(self) -> SandboxId | ContainerId: ...
-
-
-R = TypeVar("R", bound=_Record)
+R = TypeVar("R", bound=Sandbox | Container)
 M = TypeVar("M", bound=Message)
 A = TypeVar("A", bound=Message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
-from virtshim.cri.client import as_shim_errors, open_channel, refuse_others_socket
+from virtshim.cri.channel import as_shim_errors, ask, no_answer, open_channel, refuse_others_socket
 from virtshim.guest.operation import Action
 from virtshim.model.errors import InvalidRequest, Unavailable
 
@@ -104,48 +105,40 @@ class OperatorClient:
 
     def act(self, action: Action, vm: str, seconds: int = 0) -> tuple[bool, str]:
         """Whether the action changed anything, and a message about it. `seconds`: for FREEZE only."""
-        with as_shim_errors():
-            if action is Action.FREEZE:
-                if not 0 <= seconds < 1 << 32:
-                    raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds")
-                answer = self._stub.Freeze(operator_pb2.FreezeRequest(id=vm, seconds=seconds), timeout=_ADMIN_SECONDS)
-            else:
-                call = getattr(self._stub, action.value.capitalize())
-                limit = _SAVE_SECONDS if action in (Action.SAVE, Action.RENEW) else _ADMIN_SECONDS
-                answer = call(operator_pb2.VmRequest(id=vm), timeout=limit)
+        if action is Action.FREEZE:
+            if not 0 <= seconds < 1 << 32:
+                raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds")
+            answer = ask(self._stub.Freeze, operator_pb2.FreezeRequest(id=vm, seconds=seconds), _ADMIN_SECONDS)
+        else:
+            call = getattr(self._stub, action.value.capitalize())
+            limit = _SAVE_SECONDS if action in (Action.SAVE, Action.RENEW) else _ADMIN_SECONDS
+            answer = ask(call, operator_pb2.VmRequest(id=vm), limit)
         return answer.changed, answer.message
 
     def save_all(self, seconds: int) -> Mapping[str, str]:
         """Saves the VMs whose stops save. Returns, by NAMESPACE/NAME/CONTAINER, "" or why the guest runs on."""
         if not 1 <= seconds < 1 << 31:
             raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds, at least 1")
-        with as_shim_errors():
-            limit = seconds + _ADMIN_SECONDS
-            answer = self._stub.SaveAll(operator_pb2.SaveAllRequest(seconds=seconds), timeout=limit)
+        limit = seconds + _ADMIN_SECONDS
+        answer = ask(self._stub.SaveAll, operator_pb2.SaveAllRequest(seconds=seconds), limit)
         return {one.vm: one.error for one in answer.results}
 
     def inspect(self, vm: str) -> dict[str, Any]:
-        with as_shim_errors():
-            found: dict[str, Any] = json.loads(
-                self._stub.Inspect(operator_pb2.InspectRequest(id=vm), timeout=_ADMIN_SECONDS).json
-            )
+        answer = ask(self._stub.Inspect, operator_pb2.InspectRequest(id=vm), _ADMIN_SECONDS)
+        found: dict[str, Any] = json.loads(answer.json)
         return found
 
     def definition(self, vm: str) -> str:
-        with as_shim_errors():
-            return self._stub.DumpXml(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).xml
+        return ask(self._stub.DumpXml, operator_pb2.VmRequest(id=vm), _ADMIN_SECONDS).xml
 
     def screenshot(self, vm: str) -> bytes:
-        with as_shim_errors():
-            return self._stub.Screenshot(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).png
+        return ask(self._stub.Screenshot, operator_pb2.VmRequest(id=vm), _ADMIN_SECONDS).png
 
     def screen_url(self, vm: str) -> str:
-        with as_shim_errors():
-            return self._stub.OpenScreen(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).url
+        return ask(self._stub.OpenScreen, operator_pb2.VmRequest(id=vm), _ADMIN_SECONDS).url
 
     def pulls(self) -> Sequence[Pulling]:
-        with as_shim_errors():
-            found = self._stub.Pulls(operator_pb2.PullsRequest(), timeout=_ADMIN_SECONDS).pulls
+        found = ask(self._stub.Pulls, operator_pb2.PullsRequest(), _ADMIN_SECONDS).pulls
         return [Pulling(one.image, one.received, one.total) for one in found]
 
     def load(self, name: str, total: int, chunks: Iterator[bytes]) -> str:
@@ -161,26 +154,22 @@ class OperatorClient:
             return self._stub.LoadImage(messages()).id
 
     def lasting_vms(self) -> Sequence[LastingVm]:
-        with as_shim_errors():
-            found = self._stub.Vms(operator_pb2.VmsRequest(), timeout=_ADMIN_SECONDS).vms
+        found = ask(self._stub.Vms, operator_pb2.VmsRequest(), _ADMIN_SECONDS).vms
         return [_lasting_vm(one) for one in found]
 
     def remove_vm(self, vm: LastingVm) -> str:
-        """What came of it."""
+        """Returns a message about the result."""
         request = operator_pb2.RemoveVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
-        with as_shim_errors():
-            return self._stub.RemoveVm(request, timeout=_ADMIN_SECONDS).message
+        return ask(self._stub.RemoveVm, request, _ADMIN_SECONDS).message
 
     def take_vm(self, vm: LastingVm) -> str:
-        """What came of it."""
+        """Returns a message about the result."""
         request = operator_pb2.TakeVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
-        with as_shim_errors():
-            return self._stub.TakeVm(request, timeout=_ADMIN_SECONDS).message
+        return ask(self._stub.TakeVm, request, _ADMIN_SECONDS).message
 
     def start_ups(self, vm: str = "") -> Sequence[operator_pb2.StartUp]:
         """`vm`: "" for all."""
-        with as_shim_errors():
-            return list(self._stub.StartUps(operator_pb2.StartUpsRequest(id=vm), timeout=_ADMIN_SECONDS).start_ups)
+        return list(ask(self._stub.StartUps, operator_pb2.StartUpsRequest(id=vm), _ADMIN_SECONDS).start_ups)
 
     def actions(self, since: float = 0.0, *, follow: bool = True) -> Iterator[Taken]:
         """The actions after `since`; if `follow`, then each new one when it happens."""
@@ -197,8 +186,7 @@ def operating(path: str) -> Iterator[OperatorClient]:
     not use it."""
     if not os.path.exists(path):
         raise Unavailable(
-            f"there is no admin socket {path}: is virtshim running? The socket is in paths.run_dir, or beside the socket of "
-            "--socket"
+            f"there is no admin socket {path}: is virtshim running? virtshim makes it in paths.run_dir, beside its CRI socket"
         )
     refuse_others_socket(path)
     with open_channel(path) as channel:
@@ -210,6 +198,6 @@ def operating_beside(socket: str, admin: str) -> Iterator[OperatorClient]:
     """Errors name the CRI socket, because `--socket` names it. Raises PermissionRefused, Unavailable."""
     refuse_others_socket(socket)
     if not os.path.exists(socket):
-        raise Unavailable(f"there is no CRI socket {socket}: is virtshim running there? --socket names another")
+        raise no_answer(socket, os.strerror(errno.ENOENT))
     with operating(admin) as operator:
         yield operator

@@ -11,21 +11,27 @@ from typing import Final
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
+from criproto.runtime_v1 import api_pb2
 from virtshim.containers.operate import ActionLog, VmActions
+from virtshim.cri import to_domain
 from virtshim.cri.interceptors import CallInterceptor
-from virtshim.cri.services import set_when_cancelled
+from virtshim.cri.services import seconds_left, set_when_cancelled
 from virtshim.guest.operation import ActionTaken, Outcome
 from virtshim.images.ports import SentDisk
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUp, StartUps
 from virtshim.model.container import Container
+from virtshim.model.deadline import Deadline
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, WrongState
-from virtshim.model.sandbox import Sandbox
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Adoption, Sandbox
 from virtshim.moves.keeping import KnownVm, LastingVms
 from virtshim.moves.receiving import ReceiveVm
+from virtshim.pods.adopt_sandbox import AdoptSandbox
 from virtshim.pods.inspection import Inspection
 from virtshim.pods.lookup import existing_sandbox, find_container, find_sandbox, require_running
 from virtshim.store.ports import Records
@@ -60,6 +66,7 @@ class OperatorServices:
     start_ups: StartUps
     vms: LastingVms
     receiving: ReceiveVm
+    adopt_sandbox: AdoptSandbox
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -195,6 +202,21 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.receiving.take(request.namespace, request.name, request.container))
 
+    def Adopt(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptResponse:
+        if bool(request.sandbox_id) != bool(request.netns):
+            raise InvalidRequest(
+                "Adopt: sandbox_id and netns belong together; send both, or neither to check the pod only"
+            )
+        asked = _pod_config(request.config)
+        key, config = to_domain.sandbox_key(asked), to_domain.sandbox_config(asked, request.runtime_handler)
+        deadline = Deadline.after(self.services.clock.monotonic(), seconds_left(context))
+        if request.sandbox_id:
+            to = Adoption(request.netns, tuple(request.addresses))
+            self.services.adopt_sandbox.adopt(SandboxId(request.sandbox_id), key, config, to, deadline)
+        else:
+            self.services.adopt_sandbox.check(config, deadline)
+        return pb.AdoptResponse()
+
     # --- finding the VM
 
     def _vm_name(self, container: Container) -> str:
@@ -206,7 +228,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         container = find_container(self.services.records, text)
         if container is not None:
             return existing_sandbox(self.services.records, container.sandbox_id), container
-        sandbox = find_sandbox(self.services.records, text)
+        sandbox = find_sandbox(self.services.records, text, adopted=True)
         if sandbox is None:
             raise NotFound(f"no such container or pod sandbox: {text[:80]!r}; `virtshim ps` lists them")
         own = [one for one in self.services.records.containers.all() if one.sandbox_id == sandbox.id and one.is_visible]
@@ -226,6 +248,17 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         if not self.services.has_screen(container):
             raise WrongState(_NO_SCREEN.format(container.id.short))
         return container
+
+
+def _pod_config(sent: bytes) -> api_pb2.PodSandboxConfig:
+    """Without what the runtime that made the sandbox applies to its own containers, and checks itself."""
+    try:
+        config = api_pb2.PodSandboxConfig.FromString(sent)
+    except DecodeError as exc:
+        raise InvalidRequest(f"Adopt: config is not a runtime.v1.PodSandboxConfig: {exc}") from exc
+    for field in ("seccomp", "seccomp_profile_path", "apparmor", "run_as_group"):
+        config.linux.security_context.ClearField(field)
+    return config
 
 
 def _start_up(found: StartUp, now: float) -> pb.StartUp:

@@ -10,10 +10,10 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
-from virtshim.cri.services import ServicerPart, Services
+from virtshim.cri.services import ServicerPart, Services, shows_adopted
 from virtshim.cri.validation import LogOnce, without_effect_of_sandbox
 from virtshim.model.errors import InvalidRequest
-from virtshim.pods.lookup import Filter, find_sandbox, get_sandbox, list_sandboxes
+from virtshim.pods.lookup import Filter, find_any_sandbox, get_any_sandbox, get_sandbox, list_sandboxes
 
 
 class SandboxCalls(ServicerPart):
@@ -40,7 +40,7 @@ class SandboxCalls(ServicerPart):
     def StopPodSandbox(
         self, request: pb.StopPodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.StopPodSandboxResponse:
-        found = find_sandbox(self._services.records, request.pod_sandbox_id)
+        found = find_any_sandbox(self._services.records, request.pod_sandbox_id)
         if found is not None:
             self._services.stop_sandbox.stop(found, self._deadline(context))
         return pb.StopPodSandboxResponse()
@@ -48,7 +48,7 @@ class SandboxCalls(ServicerPart):
     def RemovePodSandbox(
         self, request: pb.RemovePodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.RemovePodSandboxResponse:
-        found = find_sandbox(self._services.records, request.pod_sandbox_id)
+        found = find_any_sandbox(self._services.records, request.pod_sandbox_id)
         if found is not None:
             self._services.remove_sandbox.remove(found, self._deadline(context))
         return pb.RemovePodSandboxResponse()
@@ -56,18 +56,17 @@ class SandboxCalls(ServicerPart):
     def PodSandboxStatus(
         self, request: pb.PodSandboxStatusRequest, context: grpc.ServicerContext
     ) -> pb.PodSandboxStatusResponse:
-        del context
-        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id, adopted=shows_adopted(context))
         info = {"info": json.dumps(self._services.node.sandbox_facts(sandbox))} if request.verbose else {}
         return pb.PodSandboxStatusResponse(status=to_proto.sandbox_status(sandbox), info=info)
 
     def ListPodSandbox(
         self, request: pb.ListPodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxResponse:
-        del context
-        if not request.filter.ByteSize():
+        adopted = shows_adopted(context)
+        if not request.filter.ByteSize() and not adopted:
             return self._all_sandboxes.answer()
-        return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
+        return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter, adopted=adopted))
 
     def StreamPodSandboxes(
         self, request: pb.StreamPodSandboxesRequest, context: grpc.ServicerContext
@@ -76,8 +75,9 @@ class SandboxCalls(ServicerPart):
         for batch in batches(self._sandbox_items(request.filter)):
             yield pb.StreamPodSandboxesResponse(pod_sandboxes=batch)
 
-    def _sandbox_items(self, wanted: pb.PodSandboxFilter) -> list[pb.PodSandbox]:
-        found = list_sandboxes(self._services.records, Filter(id=wanted.id, labels=wanted.label_selector))
+    def _sandbox_items(self, wanted: pb.PodSandboxFilter, *, adopted: bool = False) -> list[pb.PodSandbox]:
+        asked = Filter(id=wanted.id, labels=wanted.label_selector, adopted=adopted)
+        found = list_sandboxes(self._services.records, asked)
         items = self._sandbox_list.items(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
@@ -87,7 +87,7 @@ class SandboxCalls(ServicerPart):
         self, request: pb.UpdatePodSandboxResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdatePodSandboxResourcesResponse:
         del context
-        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
         overhead = to_domain.resources(request.overhead, "UpdatePodSandboxResources", "overhead")
         resources = to_domain.resources(request.resources, "UpdatePodSandboxResources", "resources")
         self._services.update_sandbox_resources.resize(sandbox.id, overhead, resources)

@@ -15,6 +15,7 @@ from virtshim.containers.remove_container import RemoveContainer
 from virtshim.containers.start_container import StartContainer
 from virtshim.containers.stop_container import StopContainer
 from virtshim.containers.update_resources import UpdateContainerResources, UpdateSandboxResources
+from virtshim.cri.channel import SHOW_ADOPTED
 from virtshim.metrics.usage import Usage
 from virtshim.model.deadline import Deadline
 from virtshim.model.layout import Layout
@@ -68,6 +69,11 @@ class ServicerPart:
 
 def seconds_left(context: grpc.ServicerContext) -> float:
     return min(context.time_remaining(), _DEFAULT_SECONDS)  # about 9e18 without a deadline
+
+
+def shows_adopted(context: grpc.ServicerContext) -> bool:
+    """Whether the caller wants to see adopted sandboxes: virtshim's own tools do."""
+    return SHOW_ADOPTED[0] in [tuple(pair) for pair in context.invocation_metadata()]
 
 
 def set_when_cancelled(context: grpc.ServicerContext) -> threading.Event:

@@ -9,12 +9,12 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.lists import batches
-from virtshim.cri.services import ServicerPart
+from virtshim.cri.services import ServicerPart, shows_adopted
 from virtshim.cri.to_proto import container_metadata, sandbox_metadata
 from virtshim.metrics import container_metrics, vm_metrics
-from virtshim.metrics.family import LIMIT_METRICS_POD, Kind, LabelledSample, of_container, of_pod
+from virtshim.metrics.family import LIMITS_OF_POD, Kind, LabelledSample, of_container, of_pod
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
-from virtshim.metrics.vm_metrics import DEVICE_METRICS_CONTAINER, DEVICE_METRICS_POD
+from virtshim.metrics.vm_metrics import DEVICES_OF_CONTAINER, DEVICES_OF_POD
 from virtshim.model.usage import CpuUsage, DiskUsage, InterfaceUsage, MemoryUsage, Pressure
 from virtshim.pods.lookup import Filter, get_container, get_sandbox, list_containers, list_sandboxes
 
@@ -125,8 +125,8 @@ def _psi_data(total: int, averages: tuple[float, float, float]) -> pb.PsiData:
     return pb.PsiData(Total=total, Avg10=averages[0], Avg60=averages[1], Avg300=averages[2])
 
 
-CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER, *DEVICE_METRICS_CONTAINER)
-POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD, *DEVICE_METRICS_POD, *LIMIT_METRICS_POD)
+CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER, *DEVICES_OF_CONTAINER)
+POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD, *DEVICES_OF_POD, *LIMITS_OF_POD)
 
 _TYPE: Final[Mapping[Kind, pb.MetricType.ValueType]] = {Kind.COUNTER: pb.COUNTER, Kind.GAUGE: pb.GAUGE}
 
@@ -164,8 +164,8 @@ class StatsCalls(ServicerPart):
     def ListPodSandboxStats(
         self, request: pb.ListPodSandboxStatsRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxStatsResponse:
-        del context
-        return pb.ListPodSandboxStatsResponse(stats=self._of_sandboxes(request.filter))
+        found = self._of_sandboxes(request.filter, adopted=shows_adopted(context))
+        return pb.ListPodSandboxStatsResponse(stats=found)
 
     def StreamPodSandboxStats(
         self, request: pb.StreamPodSandboxStatsRequest, context: grpc.ServicerContext
@@ -187,8 +187,8 @@ class StatsCalls(ServicerPart):
     def ListPodSandboxMetrics(
         self, request: pb.ListPodSandboxMetricsRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxMetricsResponse:
-        del request, context
-        return pb.ListPodSandboxMetricsResponse(pod_metrics=self._all_metrics())
+        del request
+        return pb.ListPodSandboxMetricsResponse(pod_metrics=self._all_metrics(adopted=shows_adopted(context)))
 
     def StreamPodSandboxMetrics(
         self, request: pb.StreamPodSandboxMetricsRequest, context: grpc.ServicerContext
@@ -197,9 +197,10 @@ class StatsCalls(ServicerPart):
         for batch in batches(self._all_metrics()):
             yield pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=batch)
 
-    def _all_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
-        uses = self._services.usage.sandboxes(list_sandboxes(self._services.records, Filter()))
-        return [_pod_metrics(use) for use in uses]
+    def _all_metrics(self, *, adopted: bool = False) -> Sequence[pb.PodSandboxMetrics]:
+        """The runtime that made an adopted sandbox tells the pod's own metrics, and knows none of its VM."""
+        uses = self._services.usage.sandboxes(list_sandboxes(self._services.records, Filter(adopted=True)))
+        return [_pod_metrics(use, of_pod_itself=adopted or use.sandbox.is_visible) for use in uses]
 
     def _of_containers(self, wanted: pb.ContainerStatsFilter) -> Sequence[pb.ContainerStats]:
         chosen = list_containers(
@@ -207,15 +208,16 @@ class StatsCalls(ServicerPart):
         )
         return [container_stats(use) for use in self._services.usage.containers(chosen)]
 
-    def _of_sandboxes(self, wanted: pb.PodSandboxStatsFilter) -> Sequence[pb.PodSandboxStats]:
-        chosen = list_sandboxes(self._services.records, Filter(id=wanted.id, labels=wanted.label_selector))
+    def _of_sandboxes(self, wanted: pb.PodSandboxStatsFilter, *, adopted: bool = False) -> Sequence[pb.PodSandboxStats]:
+        asked = Filter(id=wanted.id, labels=wanted.label_selector, adopted=adopted)
+        chosen = list_sandboxes(self._services.records, asked)
         return [sandbox_stats(use) for use in self._services.usage.sandboxes(chosen)]
 
 
-def _pod_metrics(use: SandboxUsage) -> pb.PodSandboxMetrics:
+def _pod_metrics(use: SandboxUsage, *, of_pod_itself: bool) -> pb.PodSandboxMetrics:
     return pb.PodSandboxMetrics(
         pod_sandbox_id=use.sandbox.id.value,
-        metrics=_messages(of_pod(POD_FAMILIES, use)),
+        metrics=_messages(of_pod(POD_FAMILIES, use)) if of_pod_itself else (),
         container_metrics=[
             pb.ContainerMetrics(
                 container_id=container.container.id.value,

@@ -61,9 +61,12 @@ _WHY: Final[Mapping[str, str]] = {
     "users": "commands in the guest run as that user; programs of the guest's init have their own users",
     "seccomp": "QEMU runs in its own seccomp sandbox; the guest's system calls are its kernel's",
     "apparmor": "QEMU runs under libvirt's own profile, if the node has AppArmor",
-    "capabilities": "commands cannot gain them if the guest has setpriv; programs of its init can. QEMU has none",
+    "capabilities": (
+        "commands cannot gain dropped capabilities if the guest has setpriv; programs of the guest's init can. QEMU has no "
+        "capabilities"
+    ),
     "masked_paths": "the guest's /proc is its own",
-    "readonly_rootfs": "only commands of the container see it read-only; the disk is the container's own writable copy",
+    "readonly_rootfs": "only the container's commands see a read-only root; the disk is the container's own writable copy",
 }
 
 

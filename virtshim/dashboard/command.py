@@ -129,8 +129,9 @@ def _say(text: str) -> None:
 # Facts about the machine, which is the node that the dashboard shows.
 
 
-def host_facts(proc: Path = Path("/proc")) -> Mapping[str, object]:
+def host_facts() -> Mapping[str, object]:
     """The facts by name. Facts that the machine does not provide are missing."""
+    proc = Path("/proc")
     memory = _memory(proc / "meminfo")
     known: dict[str, object | None] = {
         "hostname": os.uname().nodename,

@@ -18,7 +18,7 @@ MOST: Final = 256
 
 
 class Server(Protocol):
-    """aiohttp's."""
+    """aiohttp's server."""
 
     @property
     def connections(self) -> Sized: ...

@@ -16,15 +16,8 @@ from typing import Any, Final
 from criproto.operator_v1 import operator_pb2
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.annotations.parse import VNC_ANNOTATION
-from virtshim.cri.client import (
-    NodeClient,
-    VmSummary,
-    as_shim_errors,
-    is_made_by_run,
-    open_channel,
-    stop_vm_of_run,
-    vm_summary,
-)
+from virtshim.cri.channel import as_shim_errors, ask, open_channel
+from virtshim.cri.client import NodeClient, VmSummary, is_made_by_run, stop_vm_of_run, vm_summary
 from virtshim.cri.operator_client import OperatorClient
 from virtshim.dashboard.readings import Counter, Reading
 from virtshim.guest.operation import Action
@@ -86,11 +79,10 @@ class NodeCalls(NodeClient):
         self._beside.close()
 
     def look(self) -> Seen:
-        with as_shim_errors():
-            version = self._runtime.Version(pb.VersionRequest(), timeout=_SECONDS)
-            status = self._runtime.Status(pb.StatusRequest(verbose=True), timeout=_SECONDS)
-            sandboxes = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
-            containers = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        version = ask(self._runtime.Version, pb.VersionRequest(), _SECONDS)
+        status = ask(self._runtime.Status, pb.StatusRequest(verbose=True), _SECONDS)
+        sandboxes = ask(self._runtime.ListPodSandbox, pb.ListPodSandboxRequest(), _SECONDS, adopted=True).items
+        containers = ask(self._runtime.ListContainers, pb.ListContainersRequest(), _SECONDS).containers
         return Seen(
             time.time(),
             f"{version.runtime_name} {version.runtime_version}",
@@ -112,10 +104,11 @@ class NodeCalls(NodeClient):
     def _readings(self) -> dict[str, Reading]:
         """Empty if the runtime does not support these calls."""
         try:
-            with as_shim_errors():
-                stats = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
-                at = time.time_ns()
-                metrics = self._runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest(), timeout=_SECONDS)
+            wanted = pb.ListPodSandboxStatsRequest()
+            stats = ask(self._runtime.ListPodSandboxStats, wanted, _SECONDS, adopted=True).stats
+            at = time.time_ns()
+            asked = pb.ListPodSandboxMetricsRequest()
+            metrics = ask(self._runtime.ListPodSandboxMetrics, asked, _SECONDS, adopted=True)
         except Unavailable:
             raise
         except ShimError:
@@ -123,14 +116,12 @@ class NodeCalls(NodeClient):
         return readings(stats, metrics.pod_metrics, at)
 
     def pod_status(self, pod: str) -> pb.PodSandboxStatusResponse:
-        with as_shim_errors():
-            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-            return self._runtime.PodSandboxStatus(request, timeout=_SECONDS)
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+        return ask(self._runtime.PodSandboxStatus, request, _SECONDS, adopted=True)
 
     def vm_status(self, vm: str) -> pb.ContainerStatusResponse:
-        with as_shim_errors():
-            request = pb.ContainerStatusRequest(container_id=vm, verbose=True)
-            return self._runtime.ContainerStatus(request, timeout=_DETAIL_SECONDS)
+        request = pb.ContainerStatusRequest(container_id=vm, verbose=True)
+        return ask(self._runtime.ContainerStatus, request, _DETAIL_SECONDS)
 
     def start_up(self, pod: str) -> Sequence[operator_pb2.Phase]:
         """The phases of the pod's start, from the admin socket beside the CRI socket. Empty without such a socket."""
@@ -141,7 +132,7 @@ class NodeCalls(NodeClient):
         return [phase for one in found if one.pod_sandbox_id == pod for phase in one.phases]
 
     def console(self, vm: str) -> tuple[str, bool]:
-        """Its URL, and whether it takes input."""
+        """The URL of the VM's console, and whether the console takes input."""
         try:
             return self.console_url(vm, stdin=True), True
         except (WrongState, InvalidRequest):  # made without stdin; or it has just ended, which the second call tells
@@ -160,16 +151,15 @@ class NodeCalls(NodeClient):
         return text if len(text) == size else text.partition(b"\n")[2]
 
     def screen_url(self, pod: str) -> str:
-        with as_shim_errors():
-            request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[VNC_PORT])
-            return self._runtime.PortForward(request, timeout=_SECONDS).url
+        request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[VNC_PORT])
+        return ask(self._runtime.PortForward, request, _SECONDS).url
 
     def act(self, action: Action, vm: str) -> str:
-        """What came of it, for people."""
+        """Performs the action. Returns its result as text for people."""
         return self._operator.act(action, vm)[1]
 
     def stop(self, pod: str) -> str:
-        """As `virtshim stop` does. Raises WrongState for a pod that kubelet made."""
+        """Does what `virtshim stop` does. Raises WrongState for a pod that kubelet made."""
         stop_vm_of_run(self, pod, _GRACE)
         return "its guest has shut down, or was ended"
 
@@ -179,7 +169,8 @@ class NodeCalls(NodeClient):
     def follow(
         self, tell: Callable[[str, float, str, str], None], started: Callable[[Callable[[], object]], None]
     ) -> None:
-        """Tells events, as kind, time, pod's id and words, until the stream ends. `started` gets what ends it."""
+        """Calls `tell` with the kind, time, pod id and text of each event until the stream ends. First calls `started`
+        with a function that ends the stream."""
         with as_shim_errors():
             stream = self._runtime.GetContainerEvents(pb.GetEventsRequest())
             started(stream.cancel)
@@ -189,8 +180,8 @@ class NodeCalls(NodeClient):
                 tell(kind, one.created_at / 1e9, one.pod_sandbox_status.id, _words(kind, one))
 
     def follow_actions(self, tell: Callable[[str, float, str, str], None]) -> None:
-        """Tells operators' actions, as `follow` tells events: first those that the node remembers and this has not told yet. Ends
-        with the stream, or after `close`."""
+        """Like `follow`, for operators' actions. Begins with the actions that the node remembers and that earlier calls
+        have not reported. Ends with the stream, or after `close`."""
         for one in self._operator.actions(self._actions_after):
             self._actions_after = one.at + _NEXT
             tell(one.action, one.at, one.pod_id, f"{one.action} of {one.pod} by an operator: {one.message}")

@@ -36,8 +36,8 @@ _DAEMONS: Final = ("/run/virtqemud.pid", "/run/libvirtd.pid")
 
 
 def times_locked(devices: Sequence[Passthrough]) -> int:
-    """How often the guest's memory counts against the limit: once for VFIO, and once for each vDPA device. libvirt asks
-    for as much. USB devices do not pin memory. Pure."""
+    """How many times the guest's memory counts against the limit of locked memory: once for VFIO, and once for each
+    vDPA device. libvirt requires the same. USB devices do not pin memory. Pure."""
     alone = sum(isinstance(device, VdpaDevice) for device in devices)
     return alone + any(isinstance(device, PciFunction | MediatedDevice) for device in devices)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.devices.guest_view import refuse_too_many_functions
-from virtshim.devices.ports import BorrowedTable, DeviceDrivers, Devices
+from virtshim.devices.ports import DeviceDrivers, Devices
 from virtshim.devices.releases import DeviceReleases
 from virtshim.devices.resets import DeviceResets
 from virtshim.devices.values import VFIO_PCI, BorrowedDevice, DeviceRequest, GrantedDevices, PciFunction, is_vfio_driver
@@ -21,7 +21,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.network import PodNetwork, nics_of, passed_through
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.vm import VmSize
-from virtshim.store.ports import Records
+from virtshim.store.ports import Records, Table
 from virtshim.vm.ports import Hypervisor
 
 # PCI functions that virtshim takes from their drivers for a VM, and gives back when no container holds them.
@@ -34,7 +34,13 @@ class BorrowedDevices:
     each call to tapmanager. Each device has a lock, so that a device whose driver hangs delays no other."""
 
     def __init__(
-        self, records: Records, table: BorrowedTable, drivers: DeviceDrivers, timeout: float, *, binds: bool
+        self,
+        records: Records,
+        table: Table[str, BorrowedDevice],
+        drivers: DeviceDrivers,
+        timeout: float,
+        *,
+        binds: bool,
     ) -> None:
         self._records = records
         self._table = table

@@ -52,25 +52,25 @@ def refuse_too_many_functions(granted: GrantedDevices) -> None:
             )
 
 
-def guest_view_buses(passthrough: Sequence[Passthrough]) -> Sequence[tuple[int, Passthrough]]:
+def guest_buses(passthrough: Sequence[Passthrough]) -> Sequence[tuple[int, Passthrough]]:
     """Number from 1 of the guest's bus for each PCI device."""
     return list(enumerate((device for device in passthrough if not isinstance(device, UsbDevice)), start=1))
 
 
-def guest_view_addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddress, PciAddress]:
+def guest_addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddress, PciAddress]:
     """Host address -> guest address."""
     return {
         device.address: PciAddress(0, bus, 0, 0)
-        for bus, device in guest_view_buses(passthrough)
+        for bus, device in guest_buses(passthrough)
         if isinstance(device, PciFunction)
     }
 
 
-def guest_view_environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> tuple[tuple[str, bytes], ...]:
+def guest_environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> tuple[tuple[str, bytes], ...]:
     """The guest's variables: in those of device plugins, host PCI addresses become guest addresses. A variable is left
     out if it has an address of another device, or the host's numbers of USB devices: both would mean something else in
     the guest."""
-    known = guest_view_addresses(granted.passthrough)
+    known = guest_addresses(granted.passthrough)
     found = []
     for name, value in envs:
         if _OF_PLUGINS.fullmatch(name):
@@ -115,7 +115,7 @@ def _json(value: Any, known: Mapping[PciAddress, PciAddress]) -> Any:
             return value
 
 
-def guest_view_serials(blocks: Sequence[BlockDevice]) -> Sequence[str]:
+def guest_serials(blocks: Sequence[BlockDevice]) -> Sequence[str]:
     """The disks' serials, which the guest shows as /dev/disk/by-id/virtio-SERIAL: the path without its first slash,
     with a dash for each other slash and odd character (`/dev/xvda` is `dev-xvda`). If that is too long or not unique,
     it is its beginning and eight digits of a hash."""
@@ -142,17 +142,25 @@ _LONGEST_PATH: Final = 4095
 _NEVER: Final = ("/dev", "/proc", "/sys", "/run")
 _NEVER_BELOW: Final = ("/proc/", "/sys/")
 
-# Arguments: serial and path of each disk.
-LINK: Final = rf"""
-code=0
-while [ $# -ge 2 ]; do
-  serial=$1 path=$2 disk=
-  shift 2
+# A function of the guest's shell: `find_disk SERIAL` sets `disk` to the device of the disk with that serial, "" without one.
+FIND_DISK: Final = r"""
+find_disk() {
+  disk=
   for file in /sys/block/*/serial; do
     found=
-    {{ read -r found <"$file"; }} 2>/dev/null
-    [ "$found" != "$serial" ] || {{ disk=${{file%/serial}} disk=/dev/${{disk##*/}}; break; }}
+    { read -r found <"$file"; } 2>/dev/null
+    [ "$found" != "$1" ] || { disk=${file%/serial} disk=/dev/${disk##*/}; break; }
   done
+}
+"""
+
+# Arguments: serial and path of each disk.
+LINK: Final = rf"""{FIND_DISK}
+code=0
+while [ $# -ge 2 ]; do
+  serial=$1 path=$2
+  shift 2
+  find_disk "$serial"
   if [ -z "$disk" ]; then
     echo "$path: the guest has no disk with the serial $serial (its kernel needs virtio_blk)" >&2
     code={GUEST_LINKS_NOT_LINKED}
@@ -170,9 +178,7 @@ exit $code
 def guest_links_command(volumes: Sequence[BlockDevice]) -> tuple[str, ...]:
     """`volumes`: all block volumes, which the VM has as disks."""
     words = [
-        word
-        for volume, serial in zip(volumes, guest_view_serials(volumes), strict=True)
-        for word in (serial, _path(volume))
+        word for volume, serial in zip(volumes, guest_serials(volumes), strict=True) for word in (serial, _path(volume))
     ]
     return ("/bin/sh", "-c", LINK, "virtshim-disks", *words)
 
@@ -181,7 +187,7 @@ def guest_links_udev_names(volumes: Sequence[BlockDevice]) -> dict[str, str]:
     """Path in the pod -> udev's name by serial, which a guest's /etc/fstab may use."""
     return {
         _path(one): f"/dev/disk/by-id/virtio-{serial}"
-        for one, serial in zip(volumes, guest_view_serials(volumes), strict=True)
+        for one, serial in zip(volumes, guest_serials(volumes), strict=True)
     }
 
 

@@ -76,13 +76,13 @@ class DeviceHealth:
         """Fatal errors of its devices since the container started. virtshim's restart resets the counts, so a recorded
         trouble stays."""
         first = self._first.get(container.id, {})
-        told = "; ".join(
+        text = "; ".join(
             f"device {address} has had {_words(new.fatal)} since the container was started"
             for address, errors in (self._counted(container) if first else {}).items()
             if (new := _since(first.get(address, errors), errors)).fatal
         )
-        if told:
-            return (Trouble(TroubleKind.DEVICE_ERRORS, told),)
+        if text:
+            return (Trouble(TroubleKind.DEVICE_ERRORS, text),)
         return tuple(one for one in container.status.troubles if one.kind is TroubleKind.DEVICE_ERRORS)
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
@@ -122,14 +122,14 @@ class FunctionInspection:
     def of_sandbox(self, sandbox: Sandbox) -> Sequence[Mapping[str, object]]:
         """The guest's NICs, with the function for those that are functions of a network card."""
         interfaces = sandbox.network.interfaces if sandbox.network else ()
-        told = dict(self._told(PciAddress.parse(i.function) for i in interfaces if i.function))
+        facts = dict(self._facts_of(PciAddress.parse(i.function) for i in interfaces if i.function))
         return [
             {
                 "name": i.name,
                 "mac": i.mac,
                 "mtu": i.mtu,
                 "addresses": list(i.addresses),
-                **({"function": told[i.function]} if i.function else {}),
+                **({"function": facts[i.function]} if i.function else {}),
             }
             for i in interfaces
         ]
@@ -137,17 +137,17 @@ class FunctionInspection:
     def of_container(self, container: Container) -> Sequence[Mapping[str, object]]:
         """The devices of the container."""
         held = [device for device in container.granted.passthrough if device.claim in container.claims]
-        told = dict(self._told(device.address for device in held if isinstance(device, PciFunction)))
+        facts = dict(self._facts_of(device.address for device in held if isinstance(device, PciFunction)))
         return [
             {
                 "claim": device.claim,
                 "resource": device.resource,
-                **(told[str(device.address)] if isinstance(device, PciFunction) else {}),
+                **(facts[str(device.address)] if isinstance(device, PciFunction) else {}),
             }
             for device in held
         ]
 
-    def _told(self, addresses: Iterator[PciAddress]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    def _facts_of(self, addresses: Iterator[PciAddress]) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Facts by address. If tapmanager cannot be reached once, it is not asked again."""
         trouble = ""
         for address in addresses:

@@ -78,7 +78,7 @@ class HostFiles:
         return ""
 
     def head(self, path: str, size: int) -> bytes:
-        """Its first `size` bytes, or all of a shorter file."""
+        """The first `size` bytes of the file, or all of a shorter file."""
         try:
             with open(self._below(path), "rb", buffering=0) as file:
                 return file.read(size)

@@ -165,7 +165,7 @@ def last_address(path: str) -> PciAddress | None:
 
 
 def first_address(path: str) -> PciAddress | None:
-    """The first function in such a path, on the root bus: the root port, if the path goes on."""
+    """The first function in such a path. It is on the root bus, and is the root port if more functions follow."""
     found = _addresses(path)
     return found[0] if found else None
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from virtshim.devices.values import (
-    BorrowedDevice,
     CardFunction,
-    DeviceCondition,
     DeviceErrors,
     DeviceRequest,
     GrantedDevices,
@@ -72,32 +70,8 @@ class DeviceDrivers(Protocol):
         Returns the interfaces that got one."""
 
 
-class BorrowedTable(Protocol):
-    """Devices that were taken from their drivers, by claim. Kept like the records of `virtshim.store.ports.Table`."""
-
-    def add(self, record: BorrowedDevice) -> None: ...
-
-    def delete(self, key: str) -> None: ...
-
-    def get(self, key: str) -> BorrowedDevice | None: ...
-
-    def all(self) -> Sequence[BorrowedDevice]: ...
-
-
-class ConditionTable(Protocol):
-    """Known faults of functions, by claim. Kept like the records of `virtshim.store.ports.Table`."""
-
-    def put(self, record: DeviceCondition) -> None: ...
-
-    def delete(self, key: str) -> None: ...
-
-    def get(self, key: str) -> DeviceCondition | None: ...
-
-    def all(self) -> Sequence[DeviceCondition]: ...
-
-
 class DeviceErrorCounts(Protocol):
     """The kernel's error counts of PCI functions."""
 
     def errors(self, address: PciAddress) -> DeviceErrors | None:
-        """None if the kernel does not count for that function, such as a virtual one. Raises nothing."""
+        """None if the kernel has no counts of that function, for example of a virtual function. Raises nothing."""

@@ -84,9 +84,9 @@ class DeviceReleases:
                 self.begin(container.id)
 
     def finish(self, container: ContainerId, timeout: float | None = None) -> None:
-        """Returns when the devices are free; those whose reset failed are recorded. Makes the release, or waits for a
-        running one: `timeout` seconds, None for as long as it can take. The caller must not hold the pod's lock, which
-        the last step takes. Raises ShimError; the claims then stay."""
+        """Releases the devices, or waits for a running release. On return the devices are free, and failed resets are
+        recorded. `timeout`: seconds to wait; None sets no limit. The caller must not hold the pod's lock, because the
+        last step takes it. After a ShimError the claims stay."""
         found = self._records.containers.get(container)
         if found is not None and _is_due(found):
             longest = self._timeout * (1 + len(found.claims)) if timeout is None else timeout

@@ -10,11 +10,11 @@ from typing import Final
 
 import structlog
 
-from virtshim.devices.ports import ConditionTable, DeviceDrivers, DeviceErrorCounts
+from virtshim.devices.ports import DeviceDrivers, DeviceErrorCounts
 from virtshim.devices.values import DeviceCondition, GrantedDevices, PciAddress, PciFunction
 from virtshim.model.container import Container
 from virtshim.model.errors import NotFound, ShimError, WrongState
-from virtshim.store.ports import Records
+from virtshim.store.ports import Records, Table
 from virtshim.system.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ class DeviceResets:
     def __init__(
         self,
         records: Records,
-        table: ConditionTable,
+        table: Table[str, DeviceCondition],
         drivers: DeviceDrivers,
         errors: DeviceErrorCounts,
         clock: Clock,
@@ -49,8 +49,8 @@ class DeviceResets:
         self._counts: Counter[tuple[PciAddress, str]] = Counter()
 
     def after(self, container: Container) -> list[str]:
-        """Resets the functions that the container's VM had and nobody has yet. Returns their faults, for people. The
-        faults are on disk by then, or this raises ShimError."""
+        """Resets the functions that the container's VM had and that still belong to the container. Returns their
+        faults, for people. The faults are on disk by then, or this raises ShimError."""
         wrong = []
         for device in container.granted.passthrough:
             if isinstance(device, PciFunction) and device.claim in container.claims:

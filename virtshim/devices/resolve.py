@@ -325,7 +325,7 @@ class NodeDevices(Resolver):
         for device in devices:
             facts = PciBus(self._files).function(device.address) if isinstance(device, PciFunction) else None
             if facts is not None and not facts.has_reset:
-                # It works, but the next VM gets the device in the state in which this VM leaves it.
+                # The device works, but the next VM gets it in the state in which this VM leaves it.
                 log.warning("devices.no_reset", device=str(facts.address))
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from virtshim.devices.claims import BorrowedDevices, DeviceClaims
 from virtshim.devices.health import DeviceHealth
-from virtshim.devices.ports import BorrowedTable, ConditionTable, DeviceDrivers, DeviceErrorCounts, Devices
+from virtshim.devices.ports import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.devices.releases import DeviceReleases
 from virtshim.devices.resets import DeviceResets
 from virtshim.devices.unplug import UnplugDevices, UsbReprobe
-from virtshim.store.ports import Records
+from virtshim.devices.values import BorrowedDevice, DeviceCondition
+from virtshim.store.ports import Records, Table
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor, VmUnplugging
@@ -35,8 +36,8 @@ class DevicePorts:
     devices: Devices
     drivers: DeviceDrivers
     errors: DeviceErrorCounts
-    borrowed: BorrowedTable
-    conditions: ConditionTable
+    borrowed: Table[str, BorrowedDevice]
+    conditions: Table[str, DeviceCondition]
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class RootDiskStore:
             raise InternalError(f"container {container}: its directory cannot be created: {exc.strerror}") from exc
 
     def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """As `create`. The disk gets its final name once all of it is on disk."""
+        """Like `create`. The disk gets its final name once all of it is on disk."""
         size = _size(base, base_path, size_bytes)
         final = Path(self._layout.pod_disk(name))
         half = final.with_suffix(_HALF)

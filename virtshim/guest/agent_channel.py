@@ -74,6 +74,8 @@ class AgentChannel:
         self._turns = Turns()
         self._junk = JunkBudget(path, monotonic)
         self._socket: socket.socket | None = None
+        # A connection on which no agent has answered yet.
+        self._unheard: socket.socket | None = None
         self._reader = ReplyReader()
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any:
@@ -105,6 +107,13 @@ class AgentChannel:
                     raise Unavailable(f"the connection to the guest agent broke during {command}: {exc}") from exc
                 raise
 
+    def connect(self) -> None:
+        """Connects to QEMU, and leaves the rest to the next `ask`. Never raises."""
+        with suppress(DeadlineExceeded), self._turns.mine(CancellableDeadline.after(1.0), "the connection"):
+            if self._socket is None and self._unheard is None:
+                with suppress(OSError):
+                    self._unheard = _to(self._path)
+
     def close(self) -> None:
         """Closes the connection. Any thread may call it at any time; a later `ask` connects again."""
         connected = self._socket
@@ -118,18 +127,18 @@ class AgentChannel:
         """A connection on which the agent has just answered."""
         while wait := self._junk.wait():
             deadline.cancelled.wait(min(wait, deadline.slice(_FLOODED)))
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connected, self._unheard = self._unheard, None
         try:
-            try:
-                connected.connect(self._path)
-                self._reader = ReplyReader()
-                self._sync(connected, deadline)
-            except (ConnectionError, FileNotFoundError) as exc:
+            connected = connected or _to(self._path)
+            self._reader = ReplyReader()
+            self._sync(connected, deadline)
+        except BaseException as exc:
+            if connected is not None:
+                connected.close()
+            if isinstance(exc, ConnectionError | FileNotFoundError):
                 raise VmEnded("the virtual machine has ended: its guest agent's socket is closed") from exc
-            except (OSError, BadReply) as exc:
+            if isinstance(exc, OSError | BadReply):
                 raise Unavailable(f"the guest agent cannot be reached: {exc}") from exc
-        except BaseException:
-            connected.close()
             raise
         self._socket = connected
         self._answers()
@@ -184,9 +193,20 @@ class AgentChannel:
         return data
 
     def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        for one in (self._socket, self._unheard):
+            if one is not None:
+                one.close()
+        self._socket = self._unheard = None
+
+
+def _to(path: str) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connected.connect(path)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def _has_room(connected: socket.socket) -> bool:

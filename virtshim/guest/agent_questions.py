@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -253,9 +254,16 @@ class AgentOperations:
             channel.ask("guest-set-time", None, deadline)
 
     def run_script(
-        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+        self,
+        container: ContainerId,
+        script: str,
+        arguments: Sequence[str],
+        data: bytes,
+        timeout: float,
+        cancelled: threading.Event,
     ) -> tuple[int, str]:
-        return self._vm(container).run_script_with(script, arguments, data, CancellableDeadline.after(timeout))
+        deadline = CancellableDeadline.after(timeout, cancelled)
+        return self._vm(container).run_script_with(script, arguments, data, deadline)
 
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
         request = {"username": user, "keys": list(keys), "reset": False}

@@ -207,6 +207,9 @@ class AgentClients:
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return ask_guest_info(self._vm(container).channel, CancellableDeadline.after(timeout))
 
+    def connect(self, container: ContainerId) -> None:
+        self._vm(container).channel.connect()
+
     def forget(self, container: ContainerId) -> None:
         with self._lock:
             vm = self._vms.pop(container, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import uuid
@@ -15,7 +16,7 @@ from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
-from virtshim.vm.ports import VmReadings
+from virtshim.vm.ports import VmControl, VmReadings
 
 # The phases, as the console and the agent show them: firmware, kernel, user space, cloud-init, agent.
 #
@@ -49,15 +50,22 @@ _MOST: Final = 1 << 20
 _OVERLAP: Final = 200
 # Bytes of one read.
 _PIECE: Final = 64 << 10
+# Seconds between two looks for a guest's agent, at least; and the part of the guest's age that passes between two looks, so that
+# a guest without an agent costs less and less.
+_LOOK: Final = 1.0
+_PART: Final = 8
 
 
 @dataclass(slots=True)
 class _Boot:
-    """`read_to`: bytes of the console that were searched. `last`: the last of them. Only the reader uses both. `now`:
-    the current one of the phases that follow each other."""
+    """`read_to`: how many bytes of the console were searched. `last`: the end of these bytes. Only the reading thread
+    uses these two fields. `now`: the current phase, of those that follow each other. `look_at`: the time of the next look for
+    the agent, on the clock of `began`."""
 
     sandbox: SandboxId
     domain: uuid.UUID
+    began: float
+    look_at: float
     read_to: int = 0
     last: bytes = b""
     now: str = FIRMWARE
@@ -67,7 +75,7 @@ class _Boot:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The marks in a piece of a console; `begun`: phases in order."""
+    """The marks in a piece of a console. `begun`: the phases that begin in it, in order."""
 
     begun: tuple[str, ...]
     is_cloud_init_over: bool
@@ -82,24 +90,45 @@ class _Shown:
 class BootPhases:
     """Thread-safe. Each call does a bounded amount of work."""
 
-    def __init__(self, records: Records, output: BootOutput, start_ups: StartUps) -> None:
+    def __init__(
+        self, records: Records, clock: Clock, output: BootOutput, control: VmControl, start_ups: StartUps
+    ) -> None:
         self._records = records
+        self._clock = clock
         self._output = output
+        self._control = control
         self._start_ups = start_ups
         self._lock = threading.Lock()
         self._boots: dict[ContainerId, _Boot] = {}
 
     def began(self, container: Container) -> None:
-        """Its QEMU has just started."""
+        """Called when the container's QEMU has started."""
         with self._lock:
             self._boots = {known: boot for known, boot in self._boots.items() if self._runs(known)}
-            self._boots[container.id] = _Boot(container.sandbox_id, container.domain_uuid)
+            now = self._clock.monotonic()
+            self._boots[container.id] = _Boot(container.sandbox_id, container.domain_uuid, now, now + _LOOK)
         self._start_ups.begin(FIRMWARE, container.sandbox_id, container.id)
         self._start_ups.begin(AGENT, container.sandbox_id, container.id)
 
+    def run(self, stopping: threading.Event) -> None:
+        """Looks for agents until `stopping` is set."""
+        while not self._clock.wait(stopping, _LOOK):
+            self.look()
+
+    def look(self) -> None:
+        """Looks for the agents of guests that boot, because nobody may ever ask them anything."""
+        now = self._clock.monotonic()
+        with self._lock:
+            due = [boot for boot in self._boots.values() if not boot.has_agent and boot.look_at <= now]
+            for boot in due:
+                boot.look_at = now + max(_LOOK, (now - boot.began) / _PART)
+        for boot in due:
+            with contextlib.suppress(ShimError):  # the VM has just ended, or libvirt does not answer
+                self._control.look_for_agent(boot.domain)
+
     def console_changed(self, container: ContainerId) -> None:
-        """Called when its console may have more, one call at a time. It reads and searches without the lock, because
-        other threads take the lock while they write a record."""
+        """Called when the container's console may have new output, by one thread at a time. Reads and searches without
+        the lock, because other threads take the lock while they write a record."""
         with self._lock:
             boot = self._boots.get(container)
             if boot is None or boot.is_through:
@@ -163,7 +192,7 @@ class BootPhases:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How pods come up, told by those who start them and by their guests."""
+    """The phases of pods' starts: `ups` from virtshim's own steps, `boots` from the guests' consoles and agents."""
 
     ups: StartUps
     boots: BootPhases

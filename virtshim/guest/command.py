@@ -9,10 +9,10 @@ import posixpath
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from virtshim.devices.guest_view import guest_view_environment
-from virtshim.model.container import Container, Exit, ExitReason, RunAs
+from virtshim.devices.guest_view import guest_environment
+from virtshim.model.container import Container, Exit, ExitReason, Mount, RunAs
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.image import ImageConfig
 from virtshim.streaming.ports import Output
@@ -24,16 +24,6 @@ PATH_ANNOTATION: Final = "io.kubernetes.container.terminationMessagePath"
 MAX_MESSAGE_BYTES: Final = 4096
 
 
-class _Mount(Protocol):
-    @property
-    def container_path(self) -> str: ...
-
-    @property
-    def host_path(self) -> str: ...
-    @property
-    def readonly(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TerminationFile:
     """`guest`: the path to which the container's command writes. `host`: kubelet's file, which exists before the
@@ -43,7 +33,7 @@ class TerminationFile:
     host: str
 
 
-def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -> TerminationFile | None:
+def termination_file(annotations: Mapping[str, str], mounts: Iterable[Mount]) -> TerminationFile | None:
     """kubelet names the path in an annotation, and mounts its own file there. That mount comes after the pod's volumes,
     one of which may have the same path."""
     path = annotations.get(PATH_ANNOTATION, "")
@@ -130,12 +120,13 @@ def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = Fal
     for setting in image.env:
         name, _, value = setting.partition("=")
         envs[name] = value.encode()
-    envs |= dict(guest_view_environment(config.envs, container.granted))
+    envs |= dict(guest_environment(config.envs, container.granted))
     return GuestCommand(argv, tuple(envs.items()), config.working_dir or image.working_dir, user)
 
 
 def _user(asked: RunAs, image: ImageConfig) -> RunAs:
-    """kubelet sends the image's user as the pod's own; other clients leave it to the runtime."""
+    """The user of the container's commands. kubelet fills in the image's user itself; other CRI clients leave this to
+    the runtime."""
     if asked.user or not image.user:
         return asked
     name, _, group = image.user.partition(":")
@@ -201,7 +192,7 @@ def agent_may_take(annotations: Mapping[str, str], command: tuple[str, ...], age
     return 0.0 if command == pre_stop_command(annotations) else max(0.0, boot - max(0.0, age))
 
 
-# A container's entrypoint in its guest: its output since the last poll, and its exit.
+# What a poll of a container's entrypoint finds: its output since the last poll, and its exit.
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class SessionStream:
         return out
 
     def _emit(self, out: list[bytes | Record], count: int) -> None:
-        """The data up to this position."""
+        """Moves the first `count` bytes to `out`, or drops them before the start record."""
         if not count:
             return
         if self.started:
@@ -148,7 +148,7 @@ class CommandOutput:
         match record.word:
             case "exit":
                 if not _CODE.fullmatch(record.value) or int(record.value) > _CODE_MOST:
-                    raise BadStream("an exit code that is none")
+                    raise BadStream("an exit code that is not one")
                 self.code = int(record.value)
             case "fail":
                 raise failure(record.value)

@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 # All in seconds. A silent command is polled less and less often, so its output is at most this late. A poll takes 0.4
 # ms of processor time, so twenty silent commands take a hundredth of a core.
 _SOONEST, _LATEST = 0.1, 1.0
+# The first polls of a command that has just begun: most commands say something soon.
+_FIRST = 0.02
 # Polls that find little output: how many a second, and how many at once. They limit the cost of a command that writes
 # line by line.
 _LOOKS, _LOOKS_AT_ONCE = 20.0, 100.0
@@ -183,6 +185,7 @@ class EntrypointRunner:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))
         else:
             state.heard = self._clock.monotonic()  # there was no output while the guest booted
+            state.pause = _FIRST
             log.info("command.begun", container=container.id.short)
             self._write(container.id, Container.with_command_begun)
 

@@ -63,7 +63,7 @@ class SilenceTracker:
         self._turned = now
 
     def check_due(self, now: float, *, started: bool) -> bool:
-        """True once each time that the agent should be asked."""
+        """Whether the agent should be asked now. Answers True only once for each time that it is due."""
         limit = self._check_after if started else _CHECK_START
         if self._gone is not None or now - max(self._heard, self._checked) < limit:
             return False

@@ -147,7 +147,9 @@ class ExecPorts:
                     self._plugging, self._plugging_until = False, 0.0
                 raise
             if not refusal and len(usable) < len(plugged):
-                refusal = "the ports did not appear in the guest; it may lack memory (each takes half a MiB)"
+                refusal = (
+                    "the ports did not appear in the guest; it may lack memory (each takes 0.5 MiB, with QEMU 10 4 MiB)"
+                )
             with self._changed:
                 self._next += len(plugged)
                 self._refusal = refusal

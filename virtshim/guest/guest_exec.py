@@ -56,8 +56,9 @@ class CommandStreams:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """`pid`: the agent's, None before the start and after the end. The sockets are the node's ends of the ports.
-    `patient`: whether it is a session's, see `CancellableDeadline`."""
+    """A command in the guest. `pid`: the process id that the agent reported; None before the start and after the end.
+    The sockets are the node's ends of the ports. `patient`: the command belongs to a session, see
+    `CancellableDeadline`."""
 
     token: str
     ports: Sequence[ExecPort]
@@ -157,8 +158,8 @@ class GuestVm:
     def reap(
         self, running: RunningCommand, kill: str = "", settled: Callable[[], object] = lambda: None
     ) -> Future[None]:
-        """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then frees its
-        ports. Returns at once, and calls `settled` at the end."""
+        """Makes sure that no process of the command runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then
+        frees the command's ports. Returns at once, and calls `settled` at the end."""
 
         def run() -> None:
             self._settle(running, kill)
@@ -188,8 +189,8 @@ class GuestVm:
     def run_script_with(
         self, script: str, arguments: Sequence[str], data: bytes, deadline: CancellableDeadline
     ) -> tuple[int, str]:
-        """As `run_script`, for a script that reads `data`. Also returns what it said about errors, at most a few hundred
-        characters. Needs no ports, so the VM's hardware stays as it is."""
+        """Like `run_script`, for a script that reads `data`. Also returns the start of its standard error, a few hundred
+        characters at most. Needs no ports, so the VM's hardware stays as it is."""
         more = {"capture-output": True, "input-data": base64.b64encode(data).decode()}
         code, status = self._script(script, arguments, more, deadline)
         return code, printable_text(_decoded(status.get("err-data"))[:_MOST_SAID])
@@ -298,7 +299,7 @@ class GuestVm:
 
 
 def _decoded(text: object) -> str:
-    """ "" for anything but base64."""
+    """Decodes base64; "" for anything else."""
     try:
         return base64.b64decode(text if isinstance(text, str) else "").decode(errors="replace").strip()
     except ValueError:
@@ -306,8 +307,9 @@ def _decoded(text: object) -> str:
 
 
 def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:
-    """What the agent sets, and what only `env` can: a shell drops names that are not its own, and what is called as a variable of
-    the scripts would be changed by them. Raises InvalidRequest for bytes that JSON cannot carry."""
+    """The variables that the agent sets, and those that only `env` can set. A shell drops variables whose names it does
+    not allow, and the scripts would change variables that have the names of their own. Raises InvalidRequest for bytes
+    that JSON cannot carry."""
     plain: list[str] = []
     odd: list[str] = []
     for name, value in envs:

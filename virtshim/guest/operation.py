@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from virtshim.model.container import Container
-from virtshim.model.ids import ContainerId, SandboxId
+if TYPE_CHECKING:  # commands and the agent of a cluster use actions without records of containers
+    from virtshim.model.container import Container
+    from virtshim.model.ids import ContainerId, SandboxId
 
 
 class Action(enum.Enum):

@@ -77,6 +77,11 @@ class GuestAgents(Protocol):
         """What the guest reports about itself, as JSON of a few KiB at most. Leaves out what it does not report within
         `timeout` seconds. Never raises."""
 
+    def connect(self, container: ContainerId) -> None:
+        """Connects to the port of an agent whose guest does not run yet, and waits for nothing. An agent that listened when its
+        guest was copied then answers as soon as the guest runs: QEMU's agent sleeps for a moment each time when it finds nobody
+        connected. Never raises: later calls connect themselves."""
+
     def forget(self, container: ContainerId) -> None:
         """Closes the connection, because the VM is gone. No error if there is none."""
 
@@ -100,10 +105,16 @@ class GuestOperations(Protocol):
         """Sets the guest's clock to the host's time."""
 
     def run_script(
-        self, container: ContainerId, script: str, arguments: Sequence[str], data: bytes, timeout: float
+        self,
+        container: ContainerId,
+        script: str,
+        arguments: Sequence[str],
+        data: bytes,
+        timeout: float,
+        cancelled: threading.Event,
     ) -> tuple[int, str]:
         """Runs a short shell script as the agent's user, which reads `data` and writes nothing but errors. Returns its exit code
-        (-1 if a signal ended it) and the errors. Uses no port for commands."""
+        (-1 if a signal ended it) and the errors. Uses no port for commands. `cancelled`: Aborted soon after it was set."""
 
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
         """Lets these keys log in as that user of the guest; existing keys stay. NotFound: the guest has no such user,

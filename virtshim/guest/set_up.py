@@ -22,9 +22,8 @@ from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_comm
 from virtshim.guest.command import CommandResult, GuestCommand
 from virtshim.guest.ports import GuestAgents
 from virtshim.guest.set_up_scripts import (
-    ADDRESSES_NO_COMMAND,
     ADDRESSES_NOT_SET,
-    POLICY_ROUTES_NO_COMMAND,
+    NO_IP_COMMAND,
     POLICY_ROUTES_NOT_SET,
     POLICY_ROUTES_NOT_YET,
     SYSCTLS_NOT_SET,
@@ -36,8 +35,9 @@ from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.network import nics_of
+from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
-from virtshim.model.troubles import Trouble, TroubleKind, merged, told_together
+from virtshim.model.troubles import Trouble, TroubleKind, merged, text_of_troubles
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
@@ -55,9 +55,9 @@ _SLICE: Final = 60.0
 _AGAIN: Final = 2.0
 _MOST_TOLD: Final = 500
 
-_COPIED: Final = "its configMap, secret, downwardAPI and projected volumes, the service account token among them,"
+_COPIED: Final = "its configMap, secret, downwardAPI and projected volumes, including the service account token,"
 _REFUSED: Final = (
-    f"{_COPIED} are as they were when its VM was made, if cloud-init has put them there, and are not renewed (annotation "
+    f"{_COPIED} are in the guest only if its image has cloud-init, and are not renewed after the VM's creation (annotation "
     f"{SHARED_ANNOTATION}: shared provides them by virtiofs)"
 )
 _UNHEARD: Final = (
@@ -76,7 +76,7 @@ class NotSetUp(WrongState):
     guest's writes to its path go to the root disk. `doubtful`: it is unknown whether they are mounted."""
 
     def __init__(self, troubles: tuple[Trouble, ...], *, lost: bool = False, doubtful: bool = False) -> None:
-        super().__init__(told_together(troubles))
+        super().__init__(text_of_troubles(troubles))
         self.troubles = troubles
         self.lost = lost
         self.doubtful = doubtful
@@ -139,13 +139,13 @@ class GuestSetUp:
     _restarts: dict[ContainerId, int] = field(default_factory=dict)
     _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))
     _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
-    # Their guests may have been restarted, and there was no thread for them.
-    _owed: set[ContainerId] = field(default_factory=set)
+    # Containers whose guests may have been restarted. No thread could be started to set them up again.
+    _pending: set[ContainerId] = field(default_factory=set)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
-        """Sets up everything, with copies as they are on the node now; skips what is known to be done and does not
-        change. `timeout` and `within` are those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted ask for
-        another try; NotSetUp is final; any other ShimError means that the result is unknown."""
+        """Sets up everything, with copies as they are on the node now. Skips steps that are known to be done and that
+        cannot change. `timeout` and `within` are those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted
+        ask for another try; NotSetUp is final; any other ShimError means that the result is unknown."""
         outcome = _Outcome()
         with self._lock:
             is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
@@ -158,7 +158,7 @@ class GuestSetUp:
 
             done = self._copied(container, run, part) if part.copies else run(GuestCommand(part.argv))
             if done.code == mount_script.BUSY:
-                raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
+                raise Unavailable(f"{part.what} in the guest yet, because another run of the script is under way")
             _note(outcome, container, part, done)
         self._tell(
             container.id,
@@ -189,7 +189,7 @@ class GuestSetUp:
         # Of a guest of which nothing is known the seed may have brought what is mounted.
         stale = [] if known is None and not part.optional else self.volumes.copies.stale(container, now, known or {})
         done = run(_copying(container, stale))
-        # What it says itself counts: of a guest that was restarted nothing is known, or what is known is wrong.
+        # The guest's own answer counts: if the guest was restarted, virtshim knows nothing of it, or something wrong.
         again = self.volumes.copies.stale(container, now, mount_script.digests(done.stdout))
         if again and done.code != mount_script.BUSY:
             stale = again
@@ -261,10 +261,10 @@ class GuestSetUp:
                     self._follow_or_owe(container)
 
     def look(self) -> None:
-        """What could not be begun, for want of a thread, is begun now."""
+        """Begins the set-ups that could not begin earlier because the system had no thread."""
         with self._lock:
-            owed, self._owed = self._owed, set()
-        for wanted in owed:
+            pending, self._pending = self._pending, set()
+        for wanted in pending:
             if (container := self._running(wanted)) is not None:
                 self._follow_or_owe(container)
 
@@ -274,7 +274,7 @@ class GuestSetUp:
         except RuntimeError as exc:
             log.warning("guest.set_up_waits", container=container.id.short, error=str(exc))
             with self._lock:
-                self._owed.add(container.id)
+                self._pending.add(container.id)
 
     def close(self) -> None:
         for threads in (self._threads, self._session_threads):
@@ -293,15 +293,15 @@ class GuestSetUp:
                 sysctls_command(sandbox.config.sysctls),
                 {SYSCTLS_NOT_SET: remedy},
             )
-        if sandbox is not None and container.status.known_as is not None:
+        if sandbox is not None and _needs_addresses(container, sandbox):
             there = nics_of(sandbox.network, container.granted)
             if set_addresses := addresses_command(there):
                 unfit = "use an image with iproute2 or busybox's ip, or wait until its DHCP client asks again"
                 yield _Part(
                     TroubleKind.ADDRESSES_NOT_SET,
-                    "the pod's addresses cannot be set in the restored guest",
+                    "the pod's addresses cannot be set in the guest",
                     set_addresses,
-                    {ADDRESSES_NO_COMMAND: unfit, ADDRESSES_NOT_SET: unfit},
+                    {NO_IP_COMMAND: unfit, ADDRESSES_NOT_SET: unfit},
                 )
         if mount := empty_disks.command(container.spec.empty_disks):
             remedy = "use another path, or an image with mkfs.ext4"
@@ -337,7 +337,7 @@ class GuestSetUp:
                 "policy routes (CNI's sbr) cannot be set",
                 routes,
                 {
-                    POLICY_ROUTES_NO_COMMAND: unfit,
+                    NO_IP_COMMAND: unfit,
                     POLICY_ROUTES_NOT_SET: unfit,
                     POLICY_ROUTES_NOT_YET: "see whether the guest has configured its NICs",
                 },
@@ -391,7 +391,7 @@ class GuestSetUp:
                 return
 
     def _rest(self) -> float:
-        """Waits; returns for how many seconds."""
+        """Waits a moment. Returns how many seconds it waited."""
         began = self.clock.monotonic()
         self.clock.wait(self._threads.closing, _AGAIN)
         return self.clock.monotonic() - began
@@ -405,7 +405,7 @@ class GuestSetUp:
     def _unheard(self, container: Container, why: ShimError) -> None:
         """Handles a guest that does not answer. cloud-init may have done the set-up, but nothing is known."""
         if container.id in self._made:
-            text = f"{_COPIED} are in the guest, and are not renewed: {why}"
+            text = f"{_COPIED} are in the guest, but are not renewed: {why}"
             self.volumes.note(container, (Trouble(TroubleKind.COPIES_NOT_RENEWED, text),))
             return
         self._tell(container.id, ())
@@ -424,8 +424,8 @@ class GuestSetUp:
         found = self._running(container.id)
         if found is None or found.status.stop_asked or found.status.ending is not None:
             return
-        log.warning("guest.volumes_lost", container=container.id.short, error=told_together(why))
-        how = Exit(128, ExitReason.ERROR, self.clock.now_ns(), told_together(why))
+        log.warning("guest.volumes_lost", container=container.id.short, error=text_of_troubles(why))
+        how = Exit(128, ExitReason.ERROR, self.clock.now_ns(), text_of_troubles(why))
         if (ending := self.exits.begin_end(container.id, how, why)) is not None:
             self._on_end(ending)
 
@@ -503,6 +503,13 @@ def _note(outcome: _Outcome, container: Container, part: _Part, done: CommandRes
         outcome.confirmed = False
     if not part.optional:
         outcome.faults.append(trouble)
+
+
+def _needs_addresses(container: Container, sandbox: Sandbox) -> bool:
+    """Whether the guest may not have the pod's addresses: one that was restored, and one with IPv6 behind passt, which sends
+    no router advertisements."""
+    has_ipv6 = sandbox.network is not None and any(":" in ip for ip in sandbox.network.ips)
+    return container.status.known_as is not None or (container.spec.passt_uid != 0 and has_ipv6)
 
 
 def _stands_still(container: Container) -> bool:

@@ -72,8 +72,26 @@ def _file(name: str) -> str:
     return "/".join(parts) if len(parts) > 1 and all(_PART.fullmatch(part) for part in parts) else ""
 
 
+# The exit code of both scripts below if the image has no command `ip`.
+NO_IP_COMMAND: Final = 85
+
+# `device_of MAC` sets `device` to the interface with that MAC, or to "" and fails.
+_WITH_IP: Final = rf"""
+export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {NO_IP_COMMAND}; }}
+is_on_another() {{ [ -e "$1" ]; }}
+device_of() {{
+  device=
+  for found in /sys/class/net/*; do
+    # A VLAN, a bond, a bridge may have the MAC of the NIC that it is on.
+    ! is_on_another "$found"/lower_* && {{ read -r mac <"$found/address"; }} 2>/dev/null || continue
+    [ "$mac" != "$1" ] || device=${{found##*/}}
+  done
+  [ -n "$device" ]
+}}
+"""
+
 # The script's exit codes; standard error says which and why. NOT_YET: the guest's network is not ready.
-POLICY_ROUTES_NO_COMMAND: Final = 85
 POLICY_ROUTES_NOT_YET: Final = 86
 POLICY_ROUTES_NOT_SET: Final = 87
 
@@ -83,17 +101,13 @@ _RESERVED: Final = frozenset({0, 253, 254, 255})
 # Arguments, in pairs: `nic` and a MAC, whose interface the next ones are about; `has` and an address that it must have
 # first; `route` and its words, the family's option first; finally `rule` and its words. systemd-networkd removes
 # foreign routes and rules unless their protocol is the kernel's. busybox has no option for the protocol of rules.
-SET_POLICY_ROUTES: Final = rf"""
-export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {POLICY_ROUTES_NO_COMMAND}; }}
-code=0 device=
+SET_POLICY_ROUTES: Final = rf"""{_WITH_IP}code=0 device=
 not_yet() {{ echo "$1" >&2; code={POLICY_ROUTES_NOT_YET} device=; }}
 try() {{
   why=$(ip "$@" 2>&1 </dev/null) && return
   case $why in *"File exists"*) return 0 ;; esac
   return 1
 }}
-is_on_another() {{ [ -e "$1" ]; }}
 route() {{
   family=$1
   shift
@@ -111,15 +125,7 @@ rule() {{
 }}
 while [ $# -ge 2 ]; do
   case $1 in
-    nic)
-      device=
-      for found in /sys/class/net/*; do
-        # A VLAN, a bond, a bridge may have the MAC of the NIC that it is on.
-        ! is_on_another "$found"/lower_* && {{ read -r mac <"$found/address"; }} 2>/dev/null || continue
-        [ "$mac" != "$2" ] || device=${{found##*/}}
-      done
-      [ -n "$device" ] || not_yet "no interface has the MAC $2"
-      ;;
+    nic) device_of "$2" || not_yet "no interface has the MAC $2" ;;
     has)
       case "$device:$(ip -o address show dev "$device" 2>/dev/null) " in
         :*) ;;
@@ -139,28 +145,16 @@ exit $code
 # The addresses of a guest that was restored in another pod. The guest has those of the pod in which it was saved until its DHCP
 # client asks again, or for ever if they were written down in it.
 
-ADDRESSES_NO_COMMAND: Final = 88
 ADDRESSES_NOT_SET: Final = 89
 
-# Arguments, in pairs: `nic` and a MAC, whose interface the next ones are about; `keep` and its addresses, separated by spaces;
-# `address` and each of them; `route` and its words, the family's option first. Other addresses of the interface go, and with
-# them the routes of their subnets.
-SET_ADDRESSES: Final = rf"""
-export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {ADDRESSES_NO_COMMAND}; }}
-not_set() {{ echo "$1" >&2; exit {ADDRESSES_NOT_SET}; }}
-is_on_another() {{ [ -e "$1" ]; }}
+# Arguments are pairs: `nic` and a MAC, then the pairs for the interface with this MAC: `keep` and all its new addresses,
+# separated by spaces; `address` and one of these addresses; `route` and the words of a route, the family's option first. The
+# script removes the interface's other addresses, and with them the routes of their subnets.
+SET_ADDRESSES: Final = rf"""{_WITH_IP}not_set() {{ echo "$1" >&2; exit {ADDRESSES_NOT_SET}; }}
 device=
 while [ $# -ge 2 ]; do
   case $1 in
-    nic)
-      device=
-      for found in /sys/class/net/*; do
-        ! is_on_another "$found"/lower_* && {{ read -r mac <"$found/address"; }} 2>/dev/null || continue
-        [ "$mac" != "$2" ] || device=${{found##*/}}
-      done
-      [ -n "$device" ] || not_set "no interface has the MAC $2"
-      ;;
+    nic) device_of "$2" || not_set "no interface has the MAC $2" ;;
     keep)
       ip -o address show dev "$device" | while read -r _ _ family one rest; do
         case "$family:$rest" in inet6:*"scope link"* | [!i]*) continue ;; esac
@@ -220,12 +214,13 @@ def _of_nic(nic: Interface) -> Iterator[str]:
 
 
 def _order(route: TableRoute) -> tuple[int, bool, int]:
-    """On-link first: by these gateways are reached."""
+    """A sort key. On-link routes come first, because gateways are reached through them."""
     return route.table, bool(route.gateway), -ipaddress.ip_network(route.destination).prefixlen
 
 
 def _route(route: TableRoute) -> str:
-    """Addresses and numbers alone, whatever the record says: the script takes it apart at its spaces."""
+    """The route as words for `ip`. Formats each value as an address or a number, because the script splits the text at
+    spaces, and the record may hold anything."""
     words = [f"-{_family(route.destination)}", str(ipaddress.ip_network(route.destination))]
     words += ["via", str(ipaddress.ip_address(route.gateway))] if route.gateway else []
     words += ["src", str(ipaddress.ip_address(route.source))] if route.source else []

@@ -1,5 +1,4 @@
-"""Reports troubles of running VMs when they begin and when they are over: by a line in the container's log, and by an
-Event of the pod.
+"""Reports when a trouble of a running VM begins and ends, by a line in the container's log and by an Event of the pod.
 
 kubelet copies a container's message only when the container has ended, so users of `kubectl` learn of a trouble only
 in this way. The report comes before the record: if virtshim is killed in between, it reports the change again.
@@ -26,7 +25,7 @@ from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 
-_OVER: Final = "container.trouble.told_again"
+_OVER: Final = "container.trouble.reported_again"
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class TroubleNotices:
     events: PodEvents
     clock: Clock
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _told: dict[ContainerId, tuple[Trouble, ...]] = field(default_factory=dict)
+    _reported: dict[ContainerId, tuple[Trouble, ...]] = field(default_factory=dict)
     """The troubles that each log reports so far, for logs that could not be written, mostly because a file system is
     full."""
     _failures: TroubleLog = field(default_factory=lambda: TroubleLog(log, _OVER))
@@ -47,18 +46,18 @@ class TroubleNotices:
         pod's lock held; never raises, and waits for nobody but the log's disk."""
         self._tell_the_cluster(container, now)
         with self._lock:
-            told = self._told.get(container.id, container.status.troubles)
-        if told == now:
+            reported = self._reported.get(container.id, container.status.troubles)
+        if reported == now:
             self._forget(container.id)
             return
         try:
-            for change in changes(told, now):
+            for change in changes(reported, now):
                 self.logs.note(container, change.line)
         except ShimError as exc:
             self._failures.met(
-                "container.trouble.untold", key=container.id, container=container.id.short, error=str(exc)
+                "container.trouble.not_reported", key=container.id, container=container.id.short, error=str(exc)
             )
-            self._owe(container.id, told)
+            self._owe(container.id, reported)
             return
         self._failures.over(key=container.id, container=container.id.short)
         self._forget(container.id)
@@ -66,10 +65,10 @@ class TroubleNotices:
     def owes(self, container: Container) -> bool:
         """Whether its log lacks a line, which `notice` tries to write again."""
         with self._lock:
-            return container.id in self._told
+            return container.id in self._reported
 
     def _tell_the_cluster(self, container: Container, now: Sequence[Trouble]) -> None:
-        """Each change once, whatever becomes of the log."""
+        """Sends an Event for each change once, whether or not the log can be written."""
         if container.status.troubles == now:
             return
         pod = self.records.sandboxes.get(container.sandbox_id)
@@ -78,13 +77,13 @@ class TroubleNotices:
         for change in changes(container.status.troubles, now):
             self.events.tell(event_of(change, pod.key, container.name.name, self.clock.now_ns()))
 
-    def _owe(self, container: ContainerId, told: tuple[Trouble, ...]) -> None:
+    def _owe(self, container: ContainerId, reported: tuple[Trouble, ...]) -> None:
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
-            self._told[container] = told
-            self._told = {one: last for one, last in self._told.items() if one in running}
+            self._reported[container] = reported
+            self._reported = {one: last for one, last in self._reported.items() if one in running}
         self._failures.retain_only(running)
 
     def _forget(self, container: ContainerId) -> None:
         with self._lock:
-            self._told.pop(container, None)
+            self._reported.pop(container, None)

@@ -1,4 +1,4 @@
-"""Waiting in a VM: a deadline that the caller can cancel, limits, and turns."""
+"""Waiting for a guest: deadlines that the caller can cancel, time limits, and a lock that keeps order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from virtshim.model.errors import Aborted, DeadlineExceeded
 
 @dataclass(frozen=True, slots=True)
 class CancellableDeadline:
-    """`until` is a point of the monotonic clock, `cancelled` is set by a caller that has gone. `patient`: on behalf of a
-    session, which lets probes, hooks and whatever else virtshim wants of the guest go first. Who waits looks at it every
-    `tick` seconds, and so notices a caller that gives up."""
+    """`until`: a point of the monotonic clock. `cancelled`: set by a caller that gives up. `patient`: the wait is for a
+    session, so probes, hooks and virtshim's own requests to the guest go first. A waiting thread checks the deadline
+    every `tick` seconds, so it notices a caller that gives up."""
 
     until: float
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -34,7 +34,8 @@ class CancellableDeadline:
         return replace(self, until=min(self.until, time.monotonic() + seconds))
 
     def slice(self, waiting_for: str) -> float:
-        """Seconds to wait at a time. Raises DeadlineExceeded, naming what did not come, or Aborted."""
+        """How many seconds to wait until the next check. Raises DeadlineExceeded, which names `waiting_for`, or
+        Aborted."""
         if self.cancelled.is_set():
             raise Aborted("the caller gave up")
         left = self.until - time.monotonic()
@@ -45,19 +46,19 @@ class CancellableDeadline:
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """How long commands are waited for where no caller says it; seconds."""
+    """Seconds that virtshim waits for commands if the caller sets no limit."""
 
     lease: float = 5.0
-    """For a free port: it is free again a moment after its command has ended."""
+    """For a free port. A port becomes free a moment after its command has ended."""
     silence: float = 5.0
-    """Of a command that has begun, after which the agent is asked whether it still runs."""
+    """Without output of a started command. After this time virtshim asks the agent whether the command still runs."""
 
 
 USUAL: Final = ExecLimits()
 
 
 class Turns:
-    """A lock whose waiters come in their order, the patient ones after all others."""
+    """A lock that serves waiting threads in the order of their arrival, but patient ones after all others."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,7 +68,7 @@ class Turns:
 
     @contextmanager
     def mine(self, deadline: CancellableDeadline, waiting_for: str) -> Iterator[None]:
-        """Raises DeadlineExceeded, Aborted."""
+        """Holds the lock within the block. Raises DeadlineExceeded, Aborted."""
         me = object()
         queue = self._patient if deadline.patient else self._first
         with self._changed:

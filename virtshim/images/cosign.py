@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from virtshim.images.oci_manifest import Descriptor
+from virtshim.images.registries.repository import Repository
 from virtshim.model.errors import InvalidRequest, NotFound, SignatureRefused, WrongState
 
 _SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -42,15 +43,7 @@ Verify = Callable[[bytes, bytes], bool]
 """Takes a signature and the signed bytes. Says whether the key made the signature."""
 
 
-class SignedRepository(Protocol):
-    """See `virtshim.images.registries.repository.Repository`. Each method raises NotFound if the registry has no such content."""
-
-    def manifest(self, reference: str) -> tuple[bytes, str]: ...
-    def referrers(self, digest: str) -> bytes: ...
-    def config(self, descriptor: Descriptor) -> bytes: ...
-
-
-def check_signed(image: str, digest: str, key_files: Sequence[str], repository: SignedRepository) -> None:
+def check_signed(image: str, digest: str, key_files: Sequence[str], repository: Repository) -> None:
     """`digest`: of the image's manifest or index. Raises SignatureRefused unless one of the keys signed it, WrongState for a key
     that cannot be read."""
     keys = [read_key(file) for file in key_files]
@@ -99,7 +92,7 @@ def _is_valid(check: Callable[[], None]) -> bool:
     return True
 
 
-def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[bytes, bytes]]:
+def _signatures(digest: str, repository: Repository) -> Iterator[tuple[bytes, bytes]]:
     """Signatures that claim to be about `digest`, with the bytes that they sign. Malformed ones are skipped."""
     tag = digest.replace(":", "-")
     with contextlib.suppress(NotFound):
@@ -119,7 +112,7 @@ def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[byt
                     yield base64.b64decode(one["sig"], validate=True), _pre_authentication(payload)
 
 
-def _bundles(digest: str, tag: str, repository: SignedRepository) -> Iterator[bytes]:
+def _bundles(digest: str, tag: str, repository: Repository) -> Iterator[bytes]:
     try:
         index = repository.referrers(digest)
     except NotFound:  # then the registry may have a tag instead; any other error refuses the image
@@ -159,7 +152,7 @@ def _entries(body: bytes, name: str) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)][:_MAX_SIGNATURES] if isinstance(found, list) else []
 
 
-def _blob(layer: dict[str, Any], repository: SignedRepository) -> bytes:
+def _blob(layer: dict[str, Any], repository: Repository) -> bytes:
     """Raises one of _MALFORMED for a blob that cannot be a signature."""
     size = layer["size"]
     if not 0 < size <= _MAX_SIGNATURE_BYTES:

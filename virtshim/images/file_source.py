@@ -83,7 +83,7 @@ def _opened(location: FileLocation, directories: Sequence[str]) -> Iterator[int]
     if above is None:
         raise PermissionRefused(
             f"image {image!r}: {location.path} is in none of the directories that images are taken from on this node "
-            "(images.file_dirs); list its directory, or publish the image"
+            "(images.file_dirs); on the node, store the file as an image (virtshim load FILE NAME), or list its directory"
         )
     *between, name = location.path[len(above.rstrip("/")) + 1 :].split("/")
     with contextlib.ExitStack() as opened:

@@ -193,7 +193,7 @@ class ImageFileStore:
     ) -> ImageDigest:
         """Publishes the disk and the image's files. If the files cannot be a volume, the image can still be a VM's."""
         digest, path = landing.finished()
-        # The user that judges the file may read it. Nobody else can reach it here.
+        # The confined child runs as another user and must read the file. No other user can reach this directory.
         path.chmod(0o644)
         try:
             verify(str(path), str(name), self._settings.max_bytes, self._parser, cancelled)

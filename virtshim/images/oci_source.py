@@ -205,10 +205,12 @@ def _counted(chunks: Generator[bytes, None, None], layer: Descriptor, tree: Tree
 
 
 def _least_bytes(layers: Iterable[Descriptor]) -> int:
-    """Bytes of the layers that take at least as much space on disk, apart from files that other layers hide."""
+    """The space that the layers take on disk at least: the sum of their sizes, without layers that may have holes.
+    Counts files that other layers hide."""
     return sum(layer.size for layer in layers if _is_dense(layer))
 
 
 def _is_dense(layer: Descriptor) -> bool:
-    """Whether the layer takes at least its size on disk. Unpacked archives and raw disks may not, because they may have holes."""
+    """Whether the layer's content takes at least the layer's size on disk. Unpacked archives and raw disks may have
+    holes and take less."""
     return is_packed(layer) or not (is_archive(layer) or may_be_holes(layer.title))

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ImageDigest, ImageId
@@ -42,9 +41,8 @@ class Pulled:
     may_be_file: bool = False
 
 
-class StoredDiskLookup(Protocol):
-    def __call__(self, identity: str) -> ImageDigest | None:
-        """The stored disk of this identity."""
+StoredDiskLookup = Callable[[str], ImageDigest | None]
+"""Identity of a content -> the stored disk; None if it is unknown."""
 
 
 class PullCache:
@@ -104,11 +102,11 @@ class PullCache:
 
 
 def _digests(file: Path) -> list[ImageDigest]:
-    """At least one. Raises OSError, InvalidRequest."""
+    """The digests in the file's first line, at least one. Raises OSError, InvalidRequest."""
     return [ImageDigest(word) for word in _lines(file)[0].split(" ")]
 
 
 def _lines(file: Path) -> list[str]:
-    """At least one."""
+    """The file's lines, at least one. Raises OSError."""
     with file.open("rb") as opened:
         return opened.read(_MAX_BYTES).decode(errors="replace").strip().split("\n")

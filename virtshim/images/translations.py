@@ -6,7 +6,7 @@ Each file is one YAML document: Virtlet's plain form, or its VirtletImageMapping
     translations:
     - name: fedora                  # the whole name without tag and digest
       url: https://host/fedora.qcow2
-    - regex: 'centos/(\\d+)'         # RE2, found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar
+    - regexp: 'centos/(\\d+)'        # RE2, found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar; also: regex
       url: http://host/centos-$1.qcow2
       transport: slow               # optional: an entry of transports; "" is the default of this file
     transports:
@@ -36,7 +36,7 @@ import yaml
 from virtshim.model.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
-_MAX_BYTES = 1 << 20
+MAX_BYTES: Final = 1 << 20
 # RE2's memory limit for one compiled regex and its search cache: some ten thousand instructions.
 _REGEX_BYTES: Final = 1 << 20
 
@@ -154,9 +154,9 @@ def read_translations(directory: str) -> list[TranslationFile]:
 def _file_text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise InvalidRequest(f"image translation file {file}: larger than {_MAX_BYTES} bytes")
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise InvalidRequest(f"image translation file {file}: larger than {MAX_BYTES} bytes")
         return data.decode()
     except OSError as exc:
         raise InvalidRequest(f"image translation file {file}: {exc.strerror}") from exc
@@ -256,10 +256,13 @@ class _Node:
 
 
 def _rule(node: _Node, transports: Mapping[str, Transport]) -> Rule:
-    node.only("name", "regex", "url", "transport")
-    name, regex, url, transport = (node.text(key) for key in ("name", "regex", "url", "transport"))
-    if bool(name) == bool(regex):
-        raise node.wrong("needs either a name or a regex")
+    # Virtlet's word is regexp.
+    node.only("name", "regexp", "regex", "url", "transport")
+    keys = ("name", "regexp", "regex", "url", "transport")
+    name, regexp, regex, url, transport = (node.text(key) for key in keys)
+    if sum(map(bool, (name, regexp, regex))) != 1:
+        raise node.wrong("needs either a name or a regexp")
+    regex = regexp or regex
     if not url:
         raise node.wrong("has no url")
     if transport and transport not in transports:

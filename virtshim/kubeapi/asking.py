@@ -45,25 +45,56 @@ def get(access: Access, path: str, limits: RequestLimits = USUAL) -> Answer:
 
 
 def post(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
-    """As `get`."""
+    """Like `get`."""
     return _ask(access, "POST", path, document, USUAL)
 
 
-def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | None, limits: RequestLimits) -> Answer:
-    headers = {"Accept": "application/json", "User-Agent": "virtshim"}
-    if document is not None:
-        headers["Content-Type"] = "application/json"
-    if access.token:
-        headers["Authorization"] = f"Bearer {access.token}"
-    sent = None if document is None else json.dumps(document).encode()
-    # urllib3's connection pool is not used, because it warns if the kubeconfig turns certificate checks off.
-    connection = HTTPSConnection(
+def patch(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
+    """Like `get`. `document`: a merge patch, in which None removes a field."""
+    return _ask(access, "PATCH", path, document, USUAL, "application/merge-patch+json")
+
+
+def patch_lists(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
+    """Like `patch`, for Kubernetes' own kinds only: lists with a key, such as conditions, are merged by that key."""
+    return _ask(access, "PATCH", path, document, USUAL, "application/strategic-merge-patch+json")
+
+
+def delete(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
+    """Like `get`. `document`: DeleteOptions."""
+    return _ask(access, "DELETE", path, document, USUAL)
+
+
+def connection_to(access: Access, seconds: float) -> HTTPSConnection:
+    """urllib3's connection pool is not used, because it warns if the kubeconfig turns certificate checks off."""
+    return HTTPSConnection(
         access.host,
         access.port,
-        timeout=limits.seconds,
+        timeout=seconds,
         ssl_context=access.tls,
         server_hostname=access.server_name,
     )
+
+
+def headers_of(access: Access) -> dict[str, str]:
+    headers = {"Accept": "application/json", "User-Agent": "virtshim"}
+    if access.token:
+        headers["Authorization"] = f"Bearer {access.token}"
+    return headers
+
+
+def _ask(
+    access: Access,
+    method: str,
+    path: str,
+    document: Mapping[str, Any] | None,
+    limits: RequestLimits,
+    content_type: str = "application/json",
+) -> Answer:
+    headers = headers_of(access)
+    if document is not None:
+        headers["Content-Type"] = content_type
+    sent = None if document is None else json.dumps(document).encode()
+    connection = connection_to(access, limits.seconds)
 
     def exchange() -> Answer:
         connection.request(
@@ -76,7 +107,7 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
                 body += part
                 if len(body) > limits.answer:
                     raise ValueError(f"its answer is larger than {limits.answer} bytes")
-        return Answer(answer.status, answer.reason or "", _object(body, good=answer.status in (200, 201)))
+        return Answer(answer.status, answer.reason or "", _object(body, good=answer.status in (200, 201, 202)))
 
     try:
         return _in_time(connection, exchange, limits.seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import ssl
 import tempfile
 from collections.abc import Container, Mapping
@@ -61,9 +62,9 @@ def access(kubeconfig: str, *, verified: bool = False) -> Access:
     try:
         document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
     except yaml.YAMLError:  # YAMLError shows the line, which may hold a secret
-        raise InvalidRequest("it is no kubeconfig: not valid YAML") from None
+        raise InvalidRequest("it is not a kubeconfig: not valid YAML") from None
     if not isinstance(document, dict):
-        raise InvalidRequest("it is no kubeconfig")
+        raise InvalidRequest("it is not a kubeconfig")
     context = _named(document, "contexts", "context", str(document.get("current-context", "")))
     cluster = _named(document, "clusters", "cluster", str(context.get("cluster", "")))
     user = _named(document, "users", "user", str(context.get("user", "")))
@@ -82,6 +83,47 @@ def access(kubeconfig: str, *, verified: bool = False) -> Access:
     return Access(host, server.port or 443, server.path.rstrip("/"), name, tls, token)
 
 
+# What kubelet gives a pod with a service account.
+_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def access_in_cluster(environment: Mapping[str, str], directory: str = _SERVICE_ACCOUNT) -> Access:
+    """The access of a pod by its service account. kubelet renews the token, so it is read again for each request. Raises OSError,
+    ValueError, InvalidRequest."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise InvalidRequest(
+            "KUBERNETES_SERVICE_HOST is not set, so this program does not run in a pod: name a kubeconfig (--kubeconfig)"
+        )
+    token = Path(directory, "token").read_text(encoding="utf-8").strip()
+    tls = ssl.create_default_context(cafile=str(Path(directory, "ca.crt")))
+    return Access(host, int(port), "", host, tls, token)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """`node`: the node that the token is bound to, "" for none. `issued`, `expires`: seconds since the epoch; None: not known."""
+
+    node: str = ""
+    issued: float | None = None
+    expires: float | None = None
+
+
+def token_claims(token: str) -> TokenClaims:
+    """What a service account's token says of itself; nothing for other tokens. Only the API server can tell whether it is true.
+
+    https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens"""
+    try:
+        _, body, _ = token.split(".")
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        node = claims.get("kubernetes.io", {}).get("node", {}).get("name", "")
+        issued, expires = (claims.get(name) for name in ("iat", "exp"))
+    except (ValueError, AttributeError, RecursionError):
+        return TokenClaims()
+    times = (float(one) if isinstance(one, int | float) else None for one in (issued, expires))
+    return TokenClaims(str(node), *times)
+
+
 def _refuse_unsupported(whose: str, entry: Mapping[str, Any], supported: Container[str]) -> None:
     for name, value in entry.items():
         if value and name not in supported:
@@ -93,7 +135,7 @@ def _server(address: str) -> SplitResult:
         raise InvalidRequest("its cluster's server: the address has a user; write https://, without the user")
     found = urlsplit(address)
     if found.scheme != "https" or not found.hostname or found.query or found.fragment:
-        raise InvalidRequest(f"its server {address!r} is no https address")
+        raise InvalidRequest(f"its server {address!r} is not an https address")
     return found
 
 

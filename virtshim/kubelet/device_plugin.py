@@ -202,7 +202,7 @@ _THREADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class KubeletPlugins:
-    """The directory of kubelet.sock and the plugins' sockets."""
+    """kubelet's directory, which holds kubelet.sock and the plugins' sockets."""
 
     directory: str = "/var/lib/kubelet/device-plugins"
 

@@ -1,4 +1,5 @@
-"""What a console shows of how far its guest has booted. Implements `virtshim.logs.ports.BootOutput`."""
+"""CRI logs of containers' entrypoints, and consoles' output during boot. Implements
+`virtshim.logs.ports.EntrypointLogs` and `virtshim.logs.ports.BootOutput`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _OUTPUT_POSITION: TypeAdapter[tuple[OutputPosition]] = TypeAdapter(tuple[OutputP
 
 @dataclass(slots=True)
 class _Log:
-    """`file` None: nobody wants the output."""
+    """`file`: None if the output is discarded."""
 
     file: LogFile | None
     last_line: bytes = b""
@@ -35,8 +36,8 @@ class _Log:
 
 
 class EntrypointLogFiles:
-    """Implements `virtshim.logs.ports.EntrypointLogs`. The position is saved after the lines: a process killed
-    between the two leaves a piece that the next one writes again. Nothing is lost."""
+    """Implements `virtshim.logs.ports.EntrypointLogs`. Saves the position after the lines. If the process is killed
+    between the two, the next process writes the piece again, so nothing is lost."""
 
     def __init__(self, layout: Layout, clock: Clock) -> None:
         self._layout = layout
@@ -134,7 +135,7 @@ class EntrypointLogFiles:
         os.replace(new, path)
 
 
-# Firmware and boot loaders write a few KiB at most; more than this, and something else runs.
+# Firmware and boot loaders write a few KiB at most. After more output than this, something else runs.
 _LONGEST: Final = 64 << 10
 
 # A kernel's first words, with or without a time: Linux's own and its EFI stub's, the BSDs'. The guest writes what is searched:
@@ -145,7 +146,7 @@ _KERNEL: Final = re.compile(
 
 
 class RawBootOutput:
-    """Reads QEMU's own file, which is there from the VM's start."""
+    """Reads QEMU's own file, which exists from the VM's start."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -1,4 +1,5 @@
-"""The three files of one console: what QEMU wrote, the CRI log, and how far the one is in the other.
+"""The three files of one console: the raw log that QEMU writes, the CRI log, and the position up to which virtshim has
+copied the one to the other.
 
 Methods raise OSError, which the tail retries; only `LogFile.open` raises ShimErrors.
 """
@@ -18,7 +19,7 @@ from virtshim.logs.lines import ENCODED_BYTES, Position, decode, encode
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-# Of a log: caused by what the pod asks for, or by the machine, not by a fault of this program.
+# Errors of a log that the pod's request or the machine causes, and not a fault of this program.
 _USER_ERRNOS: Final = (
     errno.ENOENT,
     errno.EACCES,
@@ -28,15 +29,15 @@ _USER_ERRNOS: Final = (
     errno.ENAMETOOLONG,
     errno.ENXIO,
 )
-# Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
+# Never wait for the other end of a FIFO, and never follow a link that somebody has put there.
 _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 # Space of the raw log is given back in pieces of this size (bytes).
 _HOLE: Final = 1024 * 1024
-# Names of rotated raw logs that may be free before one that is taken.
+# How many names of rotated raw logs may be missing before an existing one.
 _GAPS: Final = 2
-# For fallocate(2), of which the standard library has only the form that allocates.
+# Flags of fallocate(2). The standard library has only posix_fallocate(3), which cannot punch holes.
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 
@@ -66,8 +67,9 @@ class LogFile(_OwnedFile):
 
     @classmethod
     def open(cls, path: str, directory: str = "") -> Self:
-        """Made (0640) if missing, the directories above it too (0755). `directory` is kubelet's ("" for the file's
-        own) and may lead over links; below it none is followed, for a pod that mounts log directories can write there."""
+        """Opens the log. Makes a missing file (0640) and missing directories above it (0755). `directory` is kubelet's
+        directory, "" for the file's own. Its path may contain links. Below it no link is followed, because a pod that
+        mounts log directories can write there."""
         if not os.path.isabs(path):
             raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
         directory = directory or os.path.dirname(path)
@@ -82,20 +84,20 @@ class LogFile(_OwnedFile):
         return log
 
     def reopened(self) -> Self:
-        """A file newly opened under the same name, after this one was renamed (log rotation)."""
+        """Opens a new file of the same name, after this one was renamed (log rotation)."""
         return self.open(self._path, self._directory)
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)
 
     def append(self, text: bytes) -> None:
-        """All of it; after an error a part may be there."""
+        """Appends all of `text`. After an error, a part of it may be in the log."""
         rest = memoryview(text)
         while rest:
             rest = rest[os.write(self._fd, rest) :]
 
     def truncate_to(self, size: int) -> None:
-        """Removes what is behind `size`; a shorter file stays as it is."""
+        """Removes everything after the first `size` bytes. A shorter file stays as it is."""
         if os.fstat(self._fd).st_size > size:
             os.ftruncate(self._fd, size)
 
@@ -118,7 +120,7 @@ def _make_directory(path: str) -> None:
 
 @contextlib.contextmanager
 def _directory_below(top: str, below: str) -> Iterator[int]:
-    """A descriptor of the directory `top`/`below`, each part made if missing, none of them a link."""
+    """Yields a descriptor of the directory `top`/`below`. Makes missing parts, and follows no link below `top`."""
     with contextlib.ExitStack() as opened:
         here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, here)
@@ -158,7 +160,8 @@ class PositionFile(_OwnedFile):
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Made if missing, the container's directory too (0711: the QEMU user passes through it)."""
+        """Makes the file and the container's directory if they are missing. The directory has mode 0711, because the
+        QEMU user passes through it."""
         directory = os.path.dirname(path)
         if not os.path.isdir(directory):
             os.makedirs(directory, mode=0o711, exist_ok=True)
@@ -166,7 +169,7 @@ class PositionFile(_OwnedFile):
         return cls(os.open(path, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o600))
 
     def load(self) -> Position | None:
-        """None if nothing (readable) was saved."""
+        """The saved position; None if none was saved, or if it is unreadable."""
         return decode(os.pread(self._fd, ENCODED_BYTES, 0))
 
     def save(self, position: Position) -> None:
@@ -174,10 +177,10 @@ class PositionFile(_OwnedFile):
 
 
 class RawLog(_OwnedFile):
-    """What QEMU appends to; it may not be there yet. May be opened again after `close`.
+    """The raw log, to which QEMU appends. It may not exist yet. It can be opened again after `close`.
 
-    On the system's libvirt virtlogd writes it, and renames one that is full: to `.0`, that to `.1`, and so on; the last is
-    removed. A file is known by its inode then."""
+    With the system's libvirt, virtlogd writes the log. When the log is full, virtlogd renames it to `.0`, the old `.0`
+    to `.1` and so on, and removes the last one. So this class identifies the files by inode."""
 
     def __init__(self, path: str) -> None:
         super().__init__(-1)
@@ -185,17 +188,19 @@ class RawLog(_OwnedFile):
         self._freed_to = 0
 
     def open(self, inode: int = 0) -> bool:
-        """True if it can be read now: from the file `inode` on, or from the oldest if that is not there."""
+        """Opens the file with that `inode`, or the oldest file if there is none with it. Returns whether a file is
+        open."""
         if self._fd < 0 and (there := self._there()):
             self._take(next((one for one in there if one[1] == inode), there[0]))
         return self._fd >= 0
 
     def has_next(self) -> bool:
-        """Nobody writes to the open file any more: there is a later one."""
+        """Whether a later file exists, so that nobody writes to the open one any more."""
         return self._next() is not None
 
     def go_on(self) -> bool:
-        """From the open file to the next; False if that has no name just now, being renamed itself."""
+        """Opens the next file instead of this one. Returns False if the next file has no name at this moment, because
+        virtlogd is renaming it."""
         later = self._next()
         return later is not None and self._take(later)
 
@@ -218,8 +223,9 @@ class RawLog(_OwnedFile):
         return there[at + 1] if at + 1 < len(there) else None
 
     def _there(self) -> list[tuple[str, int]]:
-        """Names and inodes, the oldest first. virtlogd renames the oldest first and leaves a gap meanwhile; files go to higher
-        numbers as this look does, so it may meet one twice, the later time under its newer name, and misses none."""
+        """Names and inodes of the log's files, the oldest first. virtlogd renames the oldest file first, so for a moment
+        a number is missing. This loop goes to higher numbers as the files do, so it misses no file. It may meet a file twice, the
+        second time under its newer name."""
         found: dict[int, str] = {}
         absent = 0
         for number in itertools.count(-1):
@@ -241,7 +247,7 @@ class RawLog(_OwnedFile):
         return self._fd >= 0
 
     def data_from(self, offset: int) -> int:
-        """The first byte at or behind `offset` that was not given back."""
+        """The position of the first byte from `offset` on whose space was not freed."""
         try:
             return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
@@ -250,8 +256,8 @@ class RawLog(_OwnedFile):
             raise
 
     def free_before(self, end: int) -> None:
-        """Frees the space of what is before `end`, in large pieces; offsets stay as they are. Where the file system cannot,
-        the space comes back with the container."""
+        """Frees the space before `end`, in large pieces. Offsets stay as they are. If the file system cannot do that,
+        the space is freed with the container."""
         end -= end % _HOLE
         if end - self._freed_to >= _HOLE:
             punch_hole(self._fd, self._freed_to, end - self._freed_to)
@@ -262,8 +268,8 @@ class RawLog(_OwnedFile):
 
 
 def punch_hole(descriptor: int, offset: int, size: int) -> None:
-    """Frees `size` bytes from `offset`; they read as zeros and the file stays as long. Does nothing on a file system
-    without holes. Raises OSError."""
+    """Frees the space of `size` bytes from `offset` on. They then read as zeros, and the file keeps its length. Does
+    nothing on a file system without holes. Raises OSError."""
     if _libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size) != 0:
         code = ctypes.get_errno()
         if code not in (errno.EOPNOTSUPP, errno.ENOSYS):

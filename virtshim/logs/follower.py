@@ -1,4 +1,4 @@
-"""All consoles of the node, followed by one thread."""
+"""Follows all consoles of the node on one thread."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from virtshim.model.layout import Layout
 from virtshim.system.clock import Clock
 from virtshim.system.threads import lasting
 
-# A console without a CRI log: only the last part of its raw log is kept, for administrators. Thread-safe.
+# A console without a CRI log. Only the last part of its raw log is kept, for administrators. Thread-safe.
 
 log = structlog.get_logger(__name__)
 
-# Bytes that stay at least; one MiB more at most, as space is given back in pieces of that size.
+# At least so many bytes are kept, and at most one MiB more, because space is freed in pieces of one MiB.
 KEEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class RawTail:
-    """Has a Tail's methods. The file stays as long as QEMU made it: what is given back reads as zeros."""
+    """Has the same methods as Tail. The file keeps its length, because freed space reads as zeros."""
 
     def __init__(self, container: ContainerId, raw_path: str) -> None:
         self._container = container
@@ -54,20 +54,20 @@ class RawTail:
         return Turn()
 
     def reopen(self) -> None:
-        """There is no log to be renamed."""
+        """Does nothing, because there is no log that could be renamed."""
 
     def note(self, line: str) -> None:
-        """There is no log to write it to."""
+        """Does nothing, because there is no log to write to."""
 
     def finish(self) -> None:
-        """Nothing will follow."""
+        """Frees space for the last time, and closes the raw log."""
         with self._lock, contextlib.ExitStack() as last:
             last.callback(self._close)
             if not self._closed:
                 self._trim()
 
     def close(self) -> None:
-        """A later one goes on."""
+        """Closes the raw log. A later RawTail continues."""
         with self._lock:
             self._close()
 
@@ -98,8 +98,8 @@ _CLOSE_TIMEOUT: Final = 10.0
 class ConsoleLogs:
     """Implements Consoles. All methods may be called from any thread.
 
-    The thread works in rounds: each console about which there is news has one turn of bounded size, so that none waits for
-    another's flood. It alone touches the attributes from `_ready` on; `_lock` guards those before.
+    The thread works in rounds. In each round every console with new output has one turn of bounded size, so that no
+    console waits for another's flood. Only the thread uses the attributes from `_ready` on; `_lock` guards the others.
     """
 
     def __init__(self, layout: Layout, clock: Clock, pace: Pace | None = None) -> None:
@@ -121,8 +121,8 @@ class ConsoleLogs:
         self._thread = lasting(self._follow, "consoles")
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
-        """See Consoles. Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file),
-        ResourceExhausted, InternalError, Unavailable (closed)."""
+        """Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file), ResourceExhausted,
+        InternalError, Unavailable (closed)."""
         with self._opening:  # two openings of one console would cut back each other's lines
             with self._lock:
                 known = self._tails.get(container)
@@ -145,7 +145,7 @@ class ConsoleLogs:
         return Tail.open(container, log, self._layout, self._clock, self._pace)
 
     def reopen(self, container: ContainerId) -> None:
-        """See Consoles. Errors as of `open`."""
+        """Errors as of `open`."""
         with self._lock:
             tail = self._tails.get(container)
         if tail is None:
@@ -153,7 +153,6 @@ class ConsoleLogs:
         tail.reopen()
 
     def note(self, container: ContainerId, line: str) -> None:
-        """See Consoles."""
         with self._lock:
             tail = self._tails.get(container)
         if tail is None:
@@ -161,7 +160,7 @@ class ConsoleLogs:
         tail.note(line)
 
     def finish(self, container: ContainerId) -> None:
-        """See Consoles. A log that cannot be written is reported in our log, not to the caller."""
+        """A log that cannot be written is reported in our log, not to the caller."""
         with self._lock:
             tail = self._tails.get(container)
         if tail is None:
@@ -173,11 +172,10 @@ class ConsoleLogs:
                 self._gone.append(container)
 
     def on_news(self, callback: Callable[[ContainerId], None]) -> None:
-        """See Consoles."""
         self._on_news = callback
 
     def close(self) -> None:
-        """Stops following; nothing is lost, an `open` in a later process continues. May be called twice."""
+        """Stops following. Nothing is lost, because `open` in a later process continues. May be called twice."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -215,7 +213,7 @@ class ConsoleLogs:
             self._watch.close()
 
     def _wait(self, poller: select.poll) -> None:
-        """Until there is news, or something is due."""
+        """Waits until a console has new output, or something is due."""
         wake_at = min([self._sweep_at(), *self._due.values()])
         seconds = 0.0 if self._ready else max(0.0, wake_at - self._clock.monotonic())
         poller.poll(math.ceil(seconds * 1000))
@@ -227,7 +225,7 @@ class ConsoleLogs:
         return self._swept_at + every
 
     def _gather(self) -> None:
-        """Who has a turn in the next round."""
+        """Adds the consoles that have a turn in the next round to `_ready`."""
         with self._lock:
             arrived, self._arrived = self._arrived, []
             gone, self._gone = self._gone, []

@@ -1,8 +1,8 @@
-"""How far a console has been written to its log, as kept across restarts. No I/O.
+"""Lines of CRI logs, and the position up to which a console was copied to its log, which outlives restarts. No I/O.
 
-Every raw byte before `offset` is in the log's first `log_size` bytes (or was lost, being one of too many), and nothing else
-is. What is behind `log_size` in the same file was written by a process that died before it could say so, and is written
-again.
+The log's first `log_size` bytes hold the raw bytes before `offset`, except those that were dropped because there were
+too many, and nothing else. A process that dies between writing the log and saving the position leaves further bytes in
+the log. The next process writes these again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_CONTENT: Final = 16 * 1024
 
 
 def timestamp(nanoseconds: int) -> bytes:
-    """Of fixed length, so that lines written again after a crash take as much room as before."""
+    """An RFC 3339 time of fixed length, so that lines that are written again after a crash have the same length."""
     seconds, fraction = divmod(nanoseconds, 1_000_000_000)
     return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (*time.gmtime(seconds)[:6], fraction)
 
 
 class LineCutter:
-    """Holds back what may still become part of a line. What comes out depends on the bytes and the calls of `flush`, not
-    on how the bytes were cut into pieces by `feed`."""
+    """Makes log lines of a console's bytes, and holds an unfinished line back. The lines depend only on the bytes and
+    on the calls of `flush`, not on how the bytes are split over calls of `feed`."""
 
     __slots__ = ("_held", "_stream")
 
@@ -42,7 +42,7 @@ class LineCutter:
 
     @property
     def held(self) -> int:
-        """Bytes fed but not given out: at most MAX_CONTENT + 1."""
+        """The number of bytes that are held back, at most MAX_CONTENT + 1."""
         return len(self._held)
 
     @property
@@ -62,32 +62,32 @@ class LineCutter:
         return lines + _partial(pieces, stamp, self._stream)
 
     def flush(self, stamp: bytes) -> bytes:
-        """The unfinished line as P; a carriage return at its end is held, for a newline may follow."""
+        """The unfinished line, with the tag P. Keeps a carriage return at its end, because a newline may follow."""
         ready = self._held.removesuffix(b"\r")
         self._held = self._held[len(ready) :]
         return _partial([ready] if ready else [], stamp, self._stream)
 
     def end(self, stamp: bytes) -> bytes:
-        """Everything held, as P: nothing will follow."""
+        """Everything that is held back, with the tag P, because nothing will follow."""
         rest, self._held = self._held, b""
         return _partial(_pieces(rest), stamp, self._stream)
 
 
 def lines_of(stream: str, text: bytes, stamp: bytes) -> bytes:
-    """The log lines of this piece alone: an unfinished line at its end is P."""
+    """The log lines of this piece alone. An unfinished line at its end gets the tag P."""
     cutter = LineCutter(stream)
     return cutter.feed(text, stamp) + cutter.end(stamp)
 
 
 def own_line(text: str, stamp: bytes, *, after: bytes) -> bytes:
-    """A line of virtshim's own, on stderr. `after`: the log line before it. If that is unfinished, an empty line comes between:
-    readers that put the contents of all lines together would show the two as one."""
+    """A line of virtshim's own, on stderr. `after`: the log line before it. If that line is unfinished, an empty line
+    comes first. Otherwise readers that join the contents of lines would show the two as one."""
     before = b"\n" if _is_unfinished(after) else b""
     return lines_of("stderr", before + text.encode(errors="replace").replace(b"\n", b" ") + b"\n", stamp)
 
 
 def last_line(text: bytes) -> bytes:
-    """Of whole log lines; b"" if there are none."""
+    """The last of the complete log lines in `text`; b"" if there are none."""
     return text[text.rfind(b"\n", 0, -1) + 1 :]
 
 
@@ -96,7 +96,8 @@ def _is_unfinished(line: bytes) -> bool:
 
 
 def _must_split(text: bytes) -> bool:
-    """A carriage return just beyond the limit may be the one before a newline, which does not count."""
+    """Whether the text is longer than one line may be. A carriage return directly after the limit does not count,
+    because a newline may follow it."""
     return len(text) > MAX_CONTENT + 1 or (len(text) == MAX_CONTENT + 1 and not text.endswith(b"\r"))
 
 
@@ -109,7 +110,7 @@ def _partial(pieces: Iterable[bytes], stamp: bytes, stream: bytes) -> bytes:
 
 
 def _full(text: bytes, stamp: bytes, stream: bytes) -> bytes:
-    """`text` ends with a newline."""
+    """The log lines of complete lines. `text` ends with a newline."""
     contents = text.replace(b"\r\n", b"\n").split(b"\n")
     contents.pop()
     if max(map(len, contents)) > MAX_CONTENT:
@@ -124,13 +125,13 @@ def _long(content: bytes, stamp: bytes, stream: bytes) -> bytes:
     return _partial(pieces[:-1], stamp, stream) + b"%b %b F %b\n" % (stamp, stream, pieces[-1])
 
 
-# One fixed length: the record is overwritten in place, by one write that a kill cannot cut in two.
+# The record has a fixed length, so that one write, which a kill cannot split, overwrites it in place.
 ENCODED_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`raw_inode` 0: the console has not said anything yet."""
+    """`raw_inode`: 0 if the console has not printed anything yet."""
 
     offset: int = 0
     raw_inode: int = 0
@@ -145,7 +146,7 @@ def encode(position: Position) -> bytes:
 
 
 def decode(record: bytes) -> Position | None:
-    """None for anything that `encode` did not make."""
+    """The position in the record; None for bytes that `encode` did not make."""
     try:
         fields = json.loads(record)
         position = Position(**fields)

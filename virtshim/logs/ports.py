@@ -1,4 +1,4 @@
-"""Console logs."""
+"""Ports of the logs of consoles and of containers' commands."""
 
 from __future__ import annotations
 
@@ -11,48 +11,55 @@ from virtshim.streaming.ports import Output
 
 
 class Consoles(Protocol):
-    """Serial console to CRI log."""
+    """Copies serial consoles to CRI logs."""
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
-        """From now on console bytes go to `log_file` in CRI format ("": nowhere); the file (and its directory) exists on
-        return, and QEMU's own file is kept in bounds; below `log_directory` ("": its own) no symbolic link is followed.
-        Continues where an earlier process stopped. No error if open already."""
+        """Starts copying the console to `log_file` in CRI format; "" discards the output. On return the file and its
+        directory exist, and QEMU's own file stays within its limit. No symbolic link is followed below `log_directory`
+        ("": the file's own directory). Continues where an earlier process stopped. No error if the log is open
+        already."""
 
     def reopen(self, container: ContainerId) -> None:
-        """The log file was renamed: from now on bytes go to a new one of the old name, which exists on return. On error
-        none was made, and the old one is written on. WrongState if not open; nothing to do for a log that is discarded."""
+        """Call this after the log file was renamed. Output then goes to a new file of the old name, which exists on
+        return. After an error there is no new file, and output goes to the renamed one. Raises WrongState if the log is
+        not open. Does nothing for a log that is discarded."""
 
     def note(self, container: ContainerId, line: str) -> None:
-        """A line of virtshim's own, without its end, on stderr of the log; it is there on return. Nothing to do for a log that is
-        discarded. WrongState if not open; after another ShimError nothing of it is there, and it may be tried again."""
+        """Writes a line of virtshim's own to the log's stderr; it is in the log on return. `line`: without the line
+        end. Does nothing for a log that is discarded. Raises WrongState if the log is not open. After another
+        ShimError, the log has nothing of the line, and the call may be repeated."""
 
     def finish(self, container: ContainerId) -> None:
-        """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
+        """Writes the remaining output of a VM that is off, then stops following the console, even if writing failed. No
+        error if the log is not open."""
 
 
 class WatchedConsoles(Consoles, Protocol):
-    """With news of what comes on them."""
+    """Consoles that report new output."""
 
     def on_news(self, callback: Callable[[ContainerId], None]) -> None:
-        """`callback` is called when there may be more on a console, from one thread: it must not wait."""
+        """Calls `callback` when a console may have new output. All calls come from one thread, so `callback` must not
+        wait."""
 
 
 class BootOutput(Protocol):
-    """What consoles show of how far their guests have booted."""
+    """Consoles' output during the boot of their guests."""
 
     def shows_kernel(self, container: ContainerId) -> bool:
-        """Whether something other than firmware or a boot loader has written on it; True if that cannot be known."""
+        """Whether something other than firmware or a boot loader has written to the console. True if that cannot be
+        determined."""
 
     def piece(self, container: ContainerId, start: int, most: int) -> bytes:
-        """What was written on it from byte `start` on, `most` bytes at most; none if there is nothing. Never raises."""
+        """At most `most` bytes of the console's output from byte `start` on; b"" if there are none. Never raises."""
 
 
 class EntrypointLogs(Consoles, Protocol):
-    """CRI logs of the containers' own commands, both streams in one file."""
+    """CRI logs of the containers' own commands. Both streams are in one file."""
 
     def read_to(self, container: ContainerId) -> OutputPosition:
-        """What the last `write`, maybe of an earlier process, was told."""
+        """The `read_to` of the last `write`, which an earlier process may have made."""
 
     def write(self, container: ContainerId, output: Sequence[Output], read_to: OutputPosition) -> int:
-        """Both are on disk on return. Gives how many bytes of log that is, or would be if the log were not discarded. After an
-        error neither is, and it may be tried again. WrongState if not open."""
+        """Writes output and position, which are both on disk on return. Returns the number of bytes that the output
+        takes in the log, even if the log is discarded. After an error neither is written, and the call may be repeated.
+        Raises WrongState if the log is not open."""

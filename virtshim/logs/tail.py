@@ -1,4 +1,4 @@
-"""One console on its way into its CRI log. Thread-safe; each call does a bounded amount of work.
+"""Copies one console to its CRI log. Thread-safe. Each call does a bounded amount of work.
 
 virtshim cannot slow QEMU down. If a guest writes faster than its log may grow, the middle of its output is lost. This
 bounds the raw log, the growth of the CRI log between two rotations, and the work.
@@ -26,20 +26,20 @@ log = structlog.get_logger(__name__)
 
 # Bytes between two records of the position. Each empty line of the guest becomes some 45 bytes in memory.
 _PIECE: Final = 64 * 1024
-# The end of a console that is written in any case.
+# The part at a console's end that is copied in any case.
 _FINAL_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """`turn_bytes`: bytes that are read from one console, or added to its log, before the other consoles get their
-    turn. `gap`: the least seconds between two rounds, so that floods leave processor time to others. `log_rate`,
-    `log_burst`: bytes a second that one console may add to its log, and the largest allowance that it can save up; a
-    line of one byte takes 46 bytes in the log. `backlog`: bytes of a raw log that may wait for this; if more wait, the
-    older half is lost, and the log says so. `flush_after`: seconds that an unfinished
-    line waits for its end. `retry_after`: seconds until a failed write is tried again. `sweep_every`,
-    `sweep_unwatched_every`: seconds between looks at consoles of which the kernel reported nothing; the latter while some
-    cannot be watched."""
+    turn. `gap`: the least seconds between two rounds, so that floods leave processor time to others. `log_rate`: bytes
+    per second that one console may add to its log; a line of one byte takes 46 bytes in the log. `log_burst`: the
+    largest allowance that a console can save up. `backlog`: bytes of a raw log that may wait for the allowance; if more
+    wait, the older half is lost, and the log says so. `flush_after`: seconds that an unfinished line waits for its end.
+    `retry_after`: seconds until a failed write is repeated. `sweep_every`: seconds between two checks of the consoles
+    for which the kernel reported nothing. `sweep_unwatched_every`: the same while the kernel cannot watch some
+    console."""
 
     turn_bytes: int = 256 * 1024
     gap: float = 0.01
@@ -54,15 +54,16 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`more`: there is more to read. `due`: when, on the monotonic clock, a turn is wanted in any case."""
+    """`more`: there is more to read. `due`: the time of the monotonic clock at which the console needs a turn even
+    without new output."""
 
     more: bool = False
     due: float | None = None
 
 
 class Tail:
-    """Reads the raw log, writes the CRI log, records the position after each batch. Bytes that were read but are in no log
-    line yet are not recorded: whoever continues reads them again."""
+    """Reads the raw log, writes the CRI log, and saves the position after each batch. The position does not cover bytes
+    that are in no log line yet, so the next process reads them again."""
 
     def __init__(
         self, container: ContainerId, raw: RawLog, log: LogFile, position: PositionFile, clock: Clock, pace: Pace
@@ -110,7 +111,7 @@ class Tail:
         return self._closed
 
     def turn(self) -> Turn:
-        """Writes what is there, up to `turn_bytes`."""
+        """Copies the available output, up to `turn_bytes`."""
         with self._lock:
             now = self._clock.monotonic()
             if self._closed:
@@ -132,8 +133,8 @@ class Tail:
             return Turn(more, self._flush_at)
 
     def reopen(self) -> None:
-        """Goes on in a new file of the same name. On error (as `LogFile.open`; WrongState if closed) it stays with the old
-        one."""
+        """Continues in a new file of the same name. Raises the errors of `LogFile.open`, and WrongState if the tail is
+        closed; output then goes to the old file."""
         with self._lock:
             if self._closed:
                 raise WrongState(f"the console of container {self._container} has ended; its log is complete")
@@ -152,7 +153,7 @@ class Tail:
             )
 
     def note(self, line: str) -> None:
-        """See Consoles. The line counts towards the bytes that this console may add to its log."""
+        """The line counts towards the bytes that this console may add to its log."""
         with self._lock:
             if self._closed:
                 raise WrongState(f"the console of container {self._container} has ended; its log is complete")
@@ -164,8 +165,9 @@ class Tail:
                 raise user_error(f"the log of container {self._container} cannot be written", error) from error
 
     def finish(self) -> None:
-        """Writes what is there, the unfinished line too, and closes. Of very much the last is written, and that the rest is
-        lost. What cannot be written is left to a later `open`."""
+        """Copies the remaining output, including an unfinished line, and closes the tail. If very much remains, copies
+        only the last part, and the log says how much is lost. Output that cannot be written now is left to a later
+        `open`."""
         with self._lock:
             if self._closed:
                 return
@@ -184,7 +186,7 @@ class Tail:
             self._close()
 
     def close(self) -> None:
-        """Stops in the middle; a later `open` continues."""
+        """Stops at once. A later `open` continues."""
         with self._lock:
             self._close()
 
@@ -215,7 +217,7 @@ class Tail:
         return agreed
 
     def _copy(self, budget: int) -> bool:
-        """True if the budget ended before the bytes did."""
+        """Copies up to `budget` bytes. Returns whether output is left."""
         if not self._raw.open(self._done.raw_inode):
             return False
         self._start_again_if_replaced()
@@ -231,7 +233,7 @@ class Tail:
         return True
 
     def _take(self, data: bytes) -> int:
-        """Bytes that the log has grown by."""
+        """Copies `data`. Returns the number of bytes that it added to the log."""
         self._read_to += len(data)
         text = self._cutter.feed(data, self._stamp())
         self._commit(text)
@@ -242,7 +244,8 @@ class Tail:
         return len(text)
 
     def _commit(self, text: bytes) -> None:
-        """First the log, then the record; between them a kill leaves more in the log than recorded, never less."""
+        """Writes the log before the position. So a kill between the two leaves more in the log than the position says,
+        never less."""
         if not text:
             return
         self._log.append(text)
@@ -255,7 +258,7 @@ class Tail:
         )
 
     def _record(self, position: Position) -> None:
-        """A record that cannot be saved does no harm: the older one stays valid, only less recent."""
+        """Saves the position. A failure does no harm, because the older position stays valid."""
         self._done = position
         try:
             self._position.save(position)
@@ -268,8 +271,9 @@ class Tail:
             self._position_failing = True
 
     def _drop_backlog(self, most: int, kept: int) -> None:
-        """Of more than `most` bytes that wait, the last `kept` stay; the space of the others is given back at once, also
-        while the log cannot be written. (A process killed before it could tell of them in the log will not.)"""
+        """If more than `most` bytes wait, keeps only the last `kept` bytes. Frees the space of the others at once, even
+        while the log cannot be written. (If the process is killed before it has noted the loss in the log, the log
+        never mentions it.)"""
         if not self._raw.open(self._done.raw_inode):
             return
         size = self._raw.status().st_size
@@ -288,7 +292,8 @@ class Tail:
         self._lost = 0
 
     def _start_again_if_replaced(self) -> None:
-        """The raw log is another file than the recorded one, or became shorter: everything in it is new."""
+        """Starts at the beginning if the raw log is not the recorded file, or became shorter: everything in it is new
+        then."""
         status = self._raw.status()
         if self._done.raw_inode not in (0, status.st_ino) or status.st_size < self._read_to:
             log.warning("console.raw.replaced", container=self._container.short, offset=self._read_to)
@@ -329,7 +334,7 @@ class Tail:
         self._record(dataclasses.replace(self._done, offset=0, raw_inode=0))
 
     def _failed(self, error: OSError) -> float:
-        """Logged once, however often it is tried again."""
+        """Prepares another attempt, and returns its time. Logs repeated failures only once."""
         if not self._log_failing:
             log.warning("console.log.failed", container=self._container.short, error=str(error))
         self._log_failing = True
@@ -342,7 +347,7 @@ class Tail:
         return self._retry_at
 
     def _rewind_after_failure(self) -> None:
-        """Back to the end of the last batch that is whole."""
+        """After a failure, cuts the log to the end of the last complete batch."""
         if self._retry_at is None:
             return
         self._log.truncate_to(self._done.log_size)

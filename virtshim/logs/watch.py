@@ -1,7 +1,7 @@
-"""Which raw logs have grown, as the kernel tells it (inotify). Used by one thread.
+"""Reports which raw logs have grown, by the kernel's inotify. Used by one thread.
 
-The log itself is watched, never its directory, in which QEMU also writes the disk; only while the log is not there yet, or not
-again after it was renamed, is the directory watched for new names.
+The kernel watches the log itself and not its directory, because QEMU also writes the disk in that directory. The
+directory is watched, for new names, only while the log does not exist: at first, and after a rename.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _APPEARED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
 
 
 class RawLogWatch:
-    """Without inotify (none left on this node) nothing is ever reported; the caller looks for itself."""
+    """Without inotify (this node has no instance left) this reports nothing, and the caller has to check the logs
+    itself."""
 
     def __init__(self) -> None:
         self._inotify: INotify | None = None
@@ -36,22 +37,23 @@ class RawLogWatch:
 
     @property
     def descriptor(self) -> int | None:
-        """To be polled for input."""
+        """The descriptor to poll for input; None without inotify."""
         return None if self._inotify is None else int(self._inotify.fileno())
 
     @property
     def has_unwatched(self) -> bool:
-        """There is a console that cannot be watched."""
+        """Whether some console cannot be watched."""
         return bool(self._unwatched)
 
     def ensure_watched(self, container: ContainerId, raw_path: str) -> None:
-        """Call before each reading of the log: what is written after this call is reported, or `has_unwatched` is true."""
+        """Call this before each reading of the log. Output that is written after this call is reported, or
+        `has_unwatched` is true."""
         if container in self._files:
             return
         watched = self._watch_file(container, raw_path)
         if not watched and container not in self._directories:
             watched = self._add(container, os.path.dirname(raw_path), _APPEARED, self._directories)
-            # It may have appeared before the directory was watched.
+            # The file may have appeared before the directory was watched.
             watched = self._watch_file(container, raw_path) or watched
         if watched or container in self._directories:
             self._unwatched.discard(container)
@@ -89,7 +91,7 @@ class RawLogWatch:
         self._unwatched.discard(container)
 
     def reported(self) -> set[ContainerId] | None:
-        """Consoles to look at; None: events were lost, look at all."""
+        """The consoles whose logs have changed; None if events were lost, so that all consoles must be checked."""
         touched: set[ContainerId] = set()
         lost = False
         for event in self._inotify.read(timeout=0) if self._inotify is not None else ():
@@ -105,7 +107,7 @@ class RawLogWatch:
         return None if lost else touched
 
     def _forget(self, container: ContainerId, watch: int) -> None:
-        """The kernel removed this watch."""
+        """Forgets a watch that the kernel has removed."""
         del self._containers[watch]
         for kind in (self._files, self._directories):
             if kind.get(container) == watch:

@@ -28,7 +28,7 @@ Read = Callable[[ContainerUsage], Iterable[Sample]]
 _CONTAINER_AND_BELOW = ("container", "hierarchy")
 
 
-def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
+def cpu(pick: Callable[[VmCounters], int | None]) -> Read:
     """Converts nanoseconds to seconds."""
 
     def read(use: ContainerUsage) -> Iterable[Sample]:
@@ -89,7 +89,7 @@ def _disk(pick: Callable[[DiskUsage], int]) -> Read:
     return lambda use: (Sample(pick(use.disk), (use.disk.directory,)),) if use.disk else ()
 
 
-def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
+def blocks(pick: Callable[[BlockUsage], float]) -> Read:
     def read(use: ContainerUsage) -> Iterable[Sample]:
         counters = use.domain.counters
         return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
@@ -173,9 +173,9 @@ def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUs
 _CPU = (
     _counter("container_cpu_usage_seconds_total", "CPU time of the VM and its QEMU.", _cpu_total, "cpu"),
     _counter(
-        "container_cpu_user_seconds_total", "CPU time in user mode, guest code included.", _cpu(lambda c: c.cpu_user)
+        "container_cpu_user_seconds_total", "CPU time in user mode, guest code included.", cpu(lambda c: c.cpu_user)
     ),
-    _counter("container_cpu_system_seconds_total", "CPU time in the host's kernel.", _cpu(lambda c: c.cpu_system)),
+    _counter("container_cpu_system_seconds_total", "CPU time in the host's kernel.", cpu(lambda c: c.cpu_system)),
     _counter(
         "container_cpu_cfs_periods_total",
         "Periods of the CPU quota that have passed.",
@@ -208,7 +208,7 @@ _MEMORY = (
     _gauge("container_memory_usage_bytes", "Memory of the VM and its QEMU.", _memory(lambda m: m.usage)),
     _gauge(
         "container_memory_working_set_bytes",
-        "Memory that cannot be reclaimed at once; pods are evicted by it.",
+        "Memory that cannot be reclaimed at once; kubelet evicts pods by this number.",
         _memory(lambda m: m.working_set),
     ),
     _gauge(
@@ -292,11 +292,11 @@ _DISKS = (
         _disk(lambda d: d.filesystem_inodes_free),
         "device",
     ),
-    _counter("container_fs_reads_total", "Reads by the guest.", _blocks(lambda b: b.reads), "device"),
-    _counter("container_fs_reads_bytes_total", "Bytes read by the guest.", _blocks(lambda b: b.read_bytes), "device"),
-    _counter("container_fs_writes_total", "Writes by the guest.", _blocks(lambda b: b.writes), "device"),
+    _counter("container_fs_reads_total", "Reads by the guest.", blocks(lambda b: b.reads), "device"),
+    _counter("container_fs_reads_bytes_total", "Bytes read by the guest.", blocks(lambda b: b.read_bytes), "device"),
+    _counter("container_fs_writes_total", "Writes by the guest.", blocks(lambda b: b.writes), "device"),
     _counter(
-        "container_fs_writes_bytes_total", "Bytes written by the guest.", _blocks(lambda b: b.write_bytes), "device"
+        "container_fs_writes_bytes_total", "Bytes written by the guest.", blocks(lambda b: b.write_bytes), "device"
     ),
     _counter(
         "container_blkio_device_usage_total",

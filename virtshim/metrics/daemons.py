@@ -13,7 +13,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from virtshim.metrics.observed import Exited, Fact, ImagesRemoved, Leftover, Pulled, Reconciled, Step
+from virtshim.metrics.observed import (
+    Exited,
+    Fact,
+    ImagesRemoved,
+    Leftover,
+    Pulled,
+    Reconciled,
+    Step,
+    WarmStart,
+    WarmStarted,
+)
 from virtshim.model.container import ExitReason
 
 # Upper bounds in seconds. Lists take milliseconds, a start seconds, a stop or a pull minutes.
@@ -36,222 +46,122 @@ class Described:
 
 # --- counted when it happens
 
-CATALOGUE_RPC_SECONDS: Final = Described(
+RPC_SECONDS: Final = Described(
     "virtshim_rpc_duration_seconds",
     "histogram",
     "Calls on the CRI socket, by result; a stream lasts until its client disconnects.",
     ("method", "code"),
     _OF_CALLS,
 )
-CATALOGUE_RPCS_RUNNING: Final = Described("virtshim_rpcs_running", "gauge", "Running calls, streams included.")
-CATALOGUE_START_STEP_SECONDS: Final = Described(
+RPCS_RUNNING: Final = Described("virtshim_rpcs_running", "gauge", "Running calls, streams included.")
+START_STEP_SECONDS: Final = Described(
     "virtshim_start_phase_duration_seconds",
     "histogram",
     "Parts of pods' starts: network (CNI, tap), admission, devices, disk, seed, empty_disks, define (libvirt's definition), "
-    "cgroup, volumes, libvirt (until QEMU runs), agent (from then until the guest's agent first answers).",
+    "cgroup, volumes, libvirt (until QEMU runs), agent (from then until the guest's agent is up).",
     ("phase", "result"),
     _OF_STEPS,
 )
-CATALOGUE_PULL_SECONDS: Final = Described(
+PULL_SECONDS: Final = Described(
     "virtshim_image_pull_duration_seconds",
     "histogram",
     "Pulls by result: ok, or the kind of error.",
     ("result",),
     _OF_PULLS,
 )
-CATALOGUE_PULL_BYTES: Final = Described(
+PULL_BYTES: Final = Described(
     "virtshim_image_pull_bytes_total", "counter", "Bytes on disk of the images that were pulled."
 )
-CATALOGUE_PULLS_RUNNING: Final = Described("virtshim_image_pulls_running", "gauge", "Running pulls.")
-CATALOGUE_IMAGES_REMOVED: Final = Described(
+PULLS_RUNNING: Final = Described("virtshim_image_pulls_running", "gauge", "Running pulls.")
+IMAGES_REMOVED: Final = Described(
     "virtshim_image_gc_removed_total",
     "counter",
     "Unused images that virtshim removed because their file system was fuller than images.gc_high_percent.",
 )
-CATALOGUE_RECONCILE_SECONDS: Final = Described(
+RECONCILE_SECONDS: Final = Described(
     "virtshim_reconcile_duration_seconds",
     "histogram",
     "Comparisons of the records with the node while serving, by result: ok, or the kind of error.",
     ("result",),
     _OF_ROUNDS,
 )
-CATALOGUE_LEAKS: Final = Described(
+LEAKS: Final = Described(
     "virtshim_leaks_found_total",
     "counter",
     "Leftovers without an owner, found at start or while serving, by kind.",
     ("kind",),
 )
-CATALOGUE_EXITS: Final = Described(
+EXITS: Final = Described(
     "virtshim_vmi_exits_total",
     "counter",
     "Ends of VMs by reason: Completed, Error, OOMKilled, StartError, Saved, Moved, Unknown.",
     ("reason",),
 )
-
-CATALOGUE_RECORDED: Final = (
-    CATALOGUE_RPC_SECONDS,
-    CATALOGUE_RPCS_RUNNING,
-    CATALOGUE_START_STEP_SECONDS,
-    CATALOGUE_PULL_SECONDS,
-    CATALOGUE_PULL_BYTES,
-    CATALOGUE_PULLS_RUNNING,
-    CATALOGUE_IMAGES_REMOVED,
-    CATALOGUE_RECONCILE_SECONDS,
-    CATALOGUE_LEAKS,
-    CATALOGUE_EXITS,
+WARM_STARTS: Final = Described(
+    "virtshim_warm_starts_total",
+    "counter",
+    "Starts of containers with virtshim.io/warm-start: warm, or why the guest booted instead: not_allowed (templates.max_bytes "
+    "is 0), unsuitable (no template can have such a machine), no_template (there is none yet), unfit (its template could not "
+    "be made, or was of no use), failed (the start from the template failed).",
+    ("result",),
 )
 
-# --- read when Prometheus asks
-
-CATALOGUE_BUILD: Final = Described(
-    "virtshim_build_info", "gauge", "1, with the versions of virtshim and Python.", ("version", "python")
-)
-CATALOGUE_UP: Final = Described(
-    "virtshim_up",
-    "gauge",
-    "1 for each part that virtshim needs and that answers: libvirt, network (tapmanager and CNI), database.",
-    ("part",),
-)
-CATALOGUE_VMIS: Final = Described(
-    "virtshim_vmis", "gauge", "VMs by phase: creating, created, running, exited ...", ("phase",)
-)
-CATALOGUE_PODS: Final = Described("virtshim_pods", "gauge", "Pod sandboxes by state: ready or notready.", ("state",))
-CATALOGUE_UNFINISHED: Final = Described("virtshim_repairs_unfinished", "gauge", "Repairs that have not succeeded yet.")
-CATALOGUE_STORE_BYTES: Final = Described(
-    "virtshim_store_bytes", "gauge", "Bytes on disk of images, and of containers with their disks.", ("store",)
-)
-CATALOGUE_SAVED_STATES: Final = Described(
-    "virtshim_saved_states", "gauge", "VMs that outlive their pods and whose memory is saved."
-)
-CATALOGUE_SAVED_BYTES: Final = Described("virtshim_saved_bytes", "gauge", "Bytes of all saved memory.")
-CATALOGUE_SAVED_LIMIT: Final = Described(
-    "virtshim_saved_bytes_limit",
-    "gauge",
-    "Most bytes that saved memory may take (saved.max_bytes); none without a limit.",
-)
-CATALOGUE_CNI_SECONDS: Final = Described(
-    "virtshim_cni_duration_seconds",
-    "histogram",
-    "Runs of CNI plugins, by command (ADD, DEL), since tapmanager was started.",
-    ("command", "plugin"),
-)
-CATALOGUE_CNI_ERRORS: Final = Described(
-    "virtshim_cni_errors_total", "counter", "Runs of CNI plugins that failed or were killed.", ("command", "plugin")
-)
-CATALOGUE_SCRAPE_SECONDS: Final = Described(
-    "virtshim_scrape_duration_seconds", "gauge", "How long it took to read the numbers of this answer."
-)
-CATALOGUE_SCRAPE_AGE: Final = Described(
-    "virtshim_scrape_sample_age_seconds", "gauge", "Age of the numbers of VMs in this answer."
-)
-CATALOGUE_SCRAPE_LATE: Final = Described(
-    "virtshim_scrape_late",
-    "gauge",
-    "1 if new numbers of VMs were late, so this answer repeats the previous numbers.",
-)
-
-CATALOGUE_THREADS: Final = Described(
-    "virtshim_thread_up",
-    "gauge",
-    "1 for each of virtshim's permanent threads that runs, 0 for one that has died: restart virtshim, VMs keep running.",
-    ("thread",),
-)
-
-CATALOGUE_SAMPLED: Final = (
-    CATALOGUE_BUILD,
-    CATALOGUE_UP,
-    CATALOGUE_VMIS,
-    CATALOGUE_PODS,
-    CATALOGUE_UNFINISHED,
-    CATALOGUE_STORE_BYTES,
-    CATALOGUE_SAVED_STATES,
-    CATALOGUE_SAVED_BYTES,
-    CATALOGUE_SAVED_LIMIT,
-    CATALOGUE_CNI_SECONDS,
-    CATALOGUE_CNI_ERRORS,
-)
-CATALOGUE_SCRAPED: Final = (CATALOGUE_SCRAPE_SECONDS, CATALOGUE_SCRAPE_AGE, CATALOGUE_SCRAPE_LATE, CATALOGUE_THREADS)
-
-# --- of VMs, in addition to the families of `virtshim.metrics`
-
-CATALOGUE_START_TIME: Final = Described(
-    "virtshim_vmi_start_time_seconds",
-    "gauge",
-    "When the VM was started, in seconds since the epoch.",
-)
-CATALOGUE_TROUBLE: Final = Described(
-    "virtshim_vmi_trouble",
-    "gauge",
-    "1 for a running VM that makes no progress or lacks something; crictl inspect shows the message.",
-)
-CATALOGUE_TROUBLES: Final = Described(
-    "virtshim_vm_troubles",
-    "gauge",
-    "Problems of a running VM, by kind; no sample for a kind that the VM does not have.",
-    ("kind",),
-)
-CATALOGUE_FILESYSTEM_SIZE: Final = Described(
-    "virtshim_vmi_filesystem_capacity_bytes",
-    "gauge",
-    "Size of a file system in the guest, reported by its agent each minute.",
-    ("disk_name", "file_system_type", "mount_point"),
-)
-CATALOGUE_FILESYSTEM_USED: Final = Described(
-    "virtshim_vmi_filesystem_used_bytes",
-    "gauge",
-    "Used bytes of a file system in the guest, reported by its agent each minute.",
-    ("disk_name", "file_system_type", "mount_point"),
-)
-CATALOGUE_OF_VMS: Final = (
-    CATALOGUE_START_TIME,
-    CATALOGUE_TROUBLE,
-    CATALOGUE_TROUBLES,
-    CATALOGUE_FILESYSTEM_SIZE,
-    CATALOGUE_FILESYSTEM_USED,
+RECORDED: Final = (
+    RPC_SECONDS,
+    RPCS_RUNNING,
+    START_STEP_SECONDS,
+    PULL_SECONDS,
+    PULL_BYTES,
+    PULLS_RUNNING,
+    IMAGES_REMOVED,
+    RECONCILE_SECONDS,
+    LEAKS,
+    EXITS,
+    WARM_STARTS,
 )
 
 # --- of the proxy
 
-CATALOGUE_PROXY_SECONDS: Final = Described(
+PROXY_SECONDS: Final = Described(
     "virtshim_proxy_rpc_duration_seconds",
     "histogram",
     "Calls on the proxy's socket, by result.",
     ("method", "code"),
     _OF_CALLS,
 )
-CATALOGUE_PROXY_ADDED: Final = Described(
+PROXY_ADDED: Final = Described(
     "virtshim_proxy_added_seconds",
     "histogram",
     "Time that the proxy adds to a call: the call's time without the waiting for runtimes. Streams are not counted.",
     buckets=_ADDED,
 )
-CATALOGUE_PROXY_RUNTIME_SECONDS: Final = Described(
+PROXY_RUNTIME_SECONDS: Final = Described(
     "virtshim_proxy_runtime_rpc_duration_seconds",
     "histogram",
     "Calls to each runtime, by result.",
     ("runtime", "method", "code"),
     _OF_CALLS,
 )
-CATALOGUE_PROXY_UP: Final = Described(
+PROXY_UP: Final = Described(
     "virtshim_proxy_runtime_up", "gauge", "1 for a runtime that answered its last call.", ("runtime",)
 )
-CATALOGUE_OF_PROXY: Final = (
-    CATALOGUE_PROXY_SECONDS,
-    CATALOGUE_PROXY_ADDED,
-    CATALOGUE_PROXY_RUNTIME_SECONDS,
-    CATALOGUE_PROXY_UP,
+OF_PROXY: Final = (
+    PROXY_SECONDS,
+    PROXY_ADDED,
+    PROXY_RUNTIME_SECONDS,
+    PROXY_UP,
 )
 
-CATALOGUE_SPANS: Final = Described(
+SPANS: Final = Described(
     "virtshim_trace_spans_total",
     "counter",
     "Spans of traces by result: sent, refused (the collector refused them or did not answer) or dropped (too many waited).",
     ("result",),
 )
-CATALOGUE_OF_BOTH: Final = (CATALOGUE_SPANS,)
+OF_BOTH: Final = (SPANS,)
 
 # Made by prometheus-client's ProcessCollector.
-CATALOGUE_OF_PROCESS: Final = (
+OF_PROCESS: Final = (
     Described("process_cpu_seconds_total", "counter", "CPU time of the daemon."),
     Described("process_max_fds", "gauge", "Limit of open descriptors."),
     Described("process_open_fds", "gauge", "Open descriptors of the daemon."),
@@ -295,19 +205,22 @@ class Recorder:
     """Counts for virtshim. Labels come from closed sets: CRI's methods, gRPC's codes, kinds of errors, virtshim's own words."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._calls = histogram(registry, CATALOGUE_RPC_SECONDS)
-        self._running = gauge(registry, CATALOGUE_RPCS_RUNNING)
-        self._steps = histogram(registry, CATALOGUE_START_STEP_SECONDS)
-        self._pulls = histogram(registry, CATALOGUE_PULL_SECONDS)
-        self._pulled = counter(registry, CATALOGUE_PULL_BYTES)
-        self._pulling = gauge(registry, CATALOGUE_PULLS_RUNNING)
-        self._images_removed = counter(registry, CATALOGUE_IMAGES_REMOVED)
-        self._reconciled = histogram(registry, CATALOGUE_RECONCILE_SECONDS)
-        self._leaks = counter(registry, CATALOGUE_LEAKS)
-        self._spans = counter(registry, CATALOGUE_SPANS)
-        self._exits = counter(registry, CATALOGUE_EXITS)
+        self._calls = histogram(registry, RPC_SECONDS)
+        self._running = gauge(registry, RPCS_RUNNING)
+        self._steps = histogram(registry, START_STEP_SECONDS)
+        self._pulls = histogram(registry, PULL_SECONDS)
+        self._pulled = counter(registry, PULL_BYTES)
+        self._pulling = gauge(registry, PULLS_RUNNING)
+        self._images_removed = counter(registry, IMAGES_REMOVED)
+        self._reconciled = histogram(registry, RECONCILE_SECONDS)
+        self._leaks = counter(registry, LEAKS)
+        self._spans = counter(registry, SPANS)
+        self._exits = counter(registry, EXITS)
         for reason in ExitReason:  # starts at 0, so that Prometheus sees the first exit as an increase
             self._exits.labels(reason.value)
+        self._warm_starts = counter(registry, WARM_STARTS)
+        for how in WarmStart:
+            self._warm_starts.labels(how.value)
 
     def took(self, step: Step, result: str, seconds: float) -> None:
         self._steps.labels(step.value, result).observe(seconds)
@@ -337,15 +250,17 @@ class Recorder:
                 self._leaks.labels(fact.what.replace(" ", "_")).inc()
             case ImagesRemoved():
                 self._images_removed.inc(fact.number)
+            case WarmStarted():
+                self._warm_starts.labels(fact.how.value).inc()
 
 
 class ProxyRecorder:
     def __init__(self, registry: CollectorRegistry, up: Callable[[], Mapping[str, bool]]) -> None:
         """`up`: runtime name -> whether it answered its last call."""
-        self._calls = histogram(registry, CATALOGUE_PROXY_SECONDS)
-        self._added = histogram(registry, CATALOGUE_PROXY_ADDED)
-        self._runtimes = histogram(registry, CATALOGUE_PROXY_RUNTIME_SECONDS)
-        self._spans = counter(registry, CATALOGUE_SPANS)
+        self._calls = histogram(registry, PROXY_SECONDS)
+        self._added = histogram(registry, PROXY_ADDED)
+        self._runtimes = histogram(registry, PROXY_RUNTIME_SECONDS)
+        self._spans = counter(registry, SPANS)
         registry.register(_Up(up))
 
     def call_took(self, method: str, code: str, seconds: float, added: float | None) -> None:
@@ -365,7 +280,7 @@ class _Up:
         self._up = up
 
     def collect(self) -> Iterable[Metric]:
-        of = CATALOGUE_PROXY_UP
+        of = PROXY_UP
         family = GaugeMetricFamily(of.name, of.help, labels=of.labels)
         for runtime, is_up in self._up().items():
             family.add_metric([runtime], int(is_up))

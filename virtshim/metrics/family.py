@@ -21,8 +21,8 @@ BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 SECOND = 1_000_000_000
 
 
-class Kind(enum.Enum):
-    """A COUNTER only grows while the VM runs."""
+class Kind(enum.StrEnum):
+    """The value of a COUNTER never falls while the VM runs."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -102,7 +102,7 @@ def _refused(use: SandboxUsage) -> Iterable[Sample]:
     return [Sample(use.refused.get(limit, 0), (limit,)) for limit in _LIMITS]
 
 
-LIMIT_METRICS_POD = (
+LIMITS_OF_POD = (
     Family(
         "virtshim_refused_total",
         Kind.COUNTER,

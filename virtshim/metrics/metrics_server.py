@@ -118,7 +118,7 @@ class MetricsServer:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """The connection holds a place; its thread releases it."""
+        """Takes a place for the connection and starts its thread, which gives the place back."""
         self._make_room(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), name="metrics-client", daemon=True).start()

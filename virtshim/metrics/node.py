@@ -8,39 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 from prometheus_client.core import Metric
 
+from virtshim.guest.ports import GuestFilesystem
 from virtshim.metrics import vm_metrics
-from virtshim.metrics.daemons import (
-    CATALOGUE_BUILD,
-    CATALOGUE_CNI_ERRORS,
-    CATALOGUE_CNI_SECONDS,
-    CATALOGUE_FILESYSTEM_SIZE,
-    CATALOGUE_FILESYSTEM_USED,
-    CATALOGUE_PODS,
-    CATALOGUE_SAVED_BYTES,
-    CATALOGUE_SAVED_LIMIT,
-    CATALOGUE_SAVED_STATES,
-    CATALOGUE_SCRAPE_AGE,
-    CATALOGUE_SCRAPE_LATE,
-    CATALOGUE_SCRAPE_SECONDS,
-    CATALOGUE_START_TIME,
-    CATALOGUE_STORE_BYTES,
-    CATALOGUE_THREADS,
-    CATALOGUE_TROUBLE,
-    CATALOGUE_TROUBLES,
-    CATALOGUE_UNFINISHED,
-    CATALOGUE_UP,
-    CATALOGUE_VMIS,
-    Described,
-)
-from virtshim.metrics.family import LIMIT_METRICS_POD, SECOND, Family, Sample
+from virtshim.metrics.daemons import Described
+from virtshim.metrics.family import LIMITS_OF_POD, SECOND, Family, Kind, Sample, one
 from virtshim.metrics.guest_filesystems import GuestFilesystems
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage, Usage
-from virtshim.metrics.vm_metrics import DEVICE_METRICS_CONTAINER, DEVICE_METRICS_POD
+from virtshim.metrics.vm_metrics import DEVICES_OF_CONTAINER, DEVICES_OF_POD, PLACEHOLDERS
 from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import ShimError
 from virtshim.model.image import FilesystemUsage
@@ -55,6 +34,7 @@ from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting_threads
+from virtshim.templates.values import Kept
 from virtshim.vm.ports import Hypervisor
 
 log = structlog.get_logger(__name__)
@@ -135,17 +115,28 @@ class SavedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateMemory:
+    """`limit`: bytes, 0 if the node allows no templates."""
+
+    templates: int
+    bytes: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReading:
-    """`up`: whether each needed part answers. `stores`: bytes by name. `saved`: None if it cannot be read."""
+    """`up`: whether each needed part answers. `stores`: bytes by name. `saved`: None if it cannot be read. `unfinished`,
+    `templates`: None if nothing was read."""
 
     pods: Sequence[SandboxUsage]
     up: Mapping[str, bool]
     vmis: Mapping[str, int]
     pod_states: Mapping[str, int]
-    unfinished: int
+    unfinished: int | None
     stores: Mapping[str, int]
     plugin_runs: Sequence[PluginRuns]
     saved: SavedMemory | None
+    templates: TemplateMemory | None
 
 
 @dataclass(slots=True)
@@ -160,6 +151,8 @@ class NodeReadings:
     stores: Stores
     vms: SavedVms
     saved_limits: Live[SavedLimits]
+    templates: Callable[[], Sequence[Kept]]
+    template_limit: Live[int]
     clock: Clock
     _sizes: Mapping[str, int] = field(default_factory=dict)
     _sizes_due: float = 0.0
@@ -167,7 +160,7 @@ class NodeReadings:
 
     def read(self) -> NodeReading:
         """Waits at most a few seconds for libvirt and tapmanager."""
-        sandboxes = list_sandboxes(self.records, Filter())
+        sandboxes = list_sandboxes(self.records, Filter(adopted=True))
         phases = Counter(container.phase for container in self.records.containers.all())
         ready = sum(sandbox.is_ready for sandbox in sandboxes)
         return NodeReading(
@@ -183,6 +176,7 @@ class NodeReadings:
             stores=self._store_sizes(),
             plugin_runs=self._plugin_runs(),
             saved=self._saved_memory(),
+            templates=self._template_memory(),
         )
 
     def _plugin_runs(self) -> Sequence[PluginRuns]:
@@ -200,6 +194,10 @@ class NodeReadings:
             return None
         self._trouble.over(key=key, store=key)
         return SavedMemory(len(sizes), sum(sizes), self.saved_limits.now.most)
+
+    def _template_memory(self) -> TemplateMemory:
+        kept = self.templates()
+        return TemplateMemory(len(kept), sum(one.bytes for one in kept), self.template_limit.now)
 
     def _store_sizes(self) -> Mapping[str, int]:
         now = self.clock.monotonic()
@@ -220,8 +218,160 @@ class NodeReadings:
 
 S = TypeVar("S")
 
-VM_FAMILIES: Final = (*vm_metrics.CONTAINER, *DEVICE_METRICS_CONTAINER)
-POD_FAMILIES: Final = (*vm_metrics.POD, *DEVICE_METRICS_POD, *LIMIT_METRICS_POD)
+
+class _Vm(NamedTuple):
+    use: ContainerUsage
+    filesystems: Sequence[GuestFilesystem]
+
+
+class _Scrape(NamedTuple):
+    """`now`: time.monotonic()."""
+
+    taken: Taken[NodeReading] | None
+    is_late: bool
+    now: float
+
+
+def _gauge(name: str, text: str, read: Callable[[S], Iterable[Sample]], *labels: str) -> Family[S]:
+    return Family(name, Kind.GAUGE, text, read, labels)
+
+
+def _each(values: Mapping[str, float]) -> Iterable[Sample]:
+    return [Sample(value, (name,)) for name, value in values.items()]
+
+
+def _saved(pick: Callable[[SavedMemory], int | None]) -> Callable[[NodeReading], Iterable[Sample]]:
+    return lambda found: one(pick(found.saved) if found.saved else None)
+
+
+def _templates(pick: Callable[[TemplateMemory], int]) -> Callable[[NodeReading], Iterable[Sample]]:
+    return lambda found: one(pick(found.templates) if found.templates else None)
+
+
+def _filesystems(pick: Callable[[GuestFilesystem], int]) -> Callable[[_Vm], Iterable[Sample]]:
+    return lambda vm: [Sample(pick(it), (it.device, it.kind, it.mount_point)) for it in vm.filesystems]
+
+
+def _troubles(vm: _Vm) -> Iterable[Sample]:
+    return _each(Counter(it.kind.value for it in vm.use.container.status.troubles))
+
+
+def _build(found: NodeReading) -> Iterable[Sample]:
+    del found
+    return (Sample(1, (version("virtshim"), platform.python_version())),)
+
+
+OF_NODE: Final[tuple[Family[NodeReading], ...]] = (
+    _gauge("virtshim_build_info", "1, with the versions of virtshim and Python.", _build, "version", "python"),
+    _gauge(
+        "virtshim_up",
+        "1 for each part that virtshim needs and that answers: libvirt, network (tapmanager and CNI), database.",
+        lambda found: _each(found.up),
+        "part",
+    ),
+    _gauge("virtshim_vmis", "VMs by phase: creating, created, running, exited ...", lambda it: _each(it.vmis), "phase"),
+    _gauge("virtshim_pods", "Pod sandboxes by state: ready or notready.", lambda it: _each(it.pod_states), "state"),
+    _gauge("virtshim_repairs_unfinished", "Repairs that have not succeeded yet.", lambda found: one(found.unfinished)),
+    _gauge(
+        "virtshim_store_bytes",
+        "Bytes on disk of images, and of containers with their disks.",
+        lambda found: _each(found.stores),
+        "store",
+    ),
+    _gauge(
+        "virtshim_saved_states",
+        "VMs that outlive their pods and whose memory is saved.",
+        _saved(lambda saved: saved.states),
+    ),
+    _gauge("virtshim_saved_bytes", "Bytes of all saved memory.", _saved(lambda saved: saved.bytes)),
+    _gauge(
+        "virtshim_saved_bytes_limit",
+        "Most bytes that saved memory may take (saved.max_bytes); none without a limit.",
+        _saved(lambda saved: saved.limit or None),
+    ),
+    _gauge(
+        "virtshim_templates",
+        "Guests that have booted and from which other guests start (virtshim.io/warm-start).",
+        _templates(lambda kept: kept.templates),
+    ),
+    _gauge(
+        "virtshim_template_bytes", "Bytes of memory and disk that all templates take.", _templates(lambda it: it.bytes)
+    ),
+    _gauge(
+        "virtshim_template_bytes_limit",
+        "Most bytes that all templates may take (templates.max_bytes); 0 allows none.",
+        _templates(lambda kept: kept.limit),
+    ),
+    Family(
+        "virtshim_cni_errors_total",
+        Kind.COUNTER,
+        "Runs of CNI plugins that failed or were killed.",
+        lambda found: [Sample(it.failures, (it.command, it.plugin)) for it in found.plugin_runs],
+        ("command", "plugin"),
+    ),
+)
+CNI_SECONDS: Final = Described(
+    "virtshim_cni_duration_seconds",
+    "histogram",
+    "Runs of CNI plugins, by command (ADD, DEL), since tapmanager was started.",
+    ("command", "plugin"),
+)
+OF_SCRAPE: Final[tuple[Family[_Scrape], ...]] = (
+    _gauge(
+        "virtshim_scrape_duration_seconds",
+        "How long it took to read the numbers of this answer.",
+        lambda scrape: one(scrape.taken.seconds if scrape.taken else None),
+    ),
+    _gauge(
+        "virtshim_scrape_sample_age_seconds",
+        "Age of the numbers of VMs in this answer.",
+        lambda scrape: one(max(0.0, scrape.now - scrape.taken.at) if scrape.taken else None),
+    ),
+    _gauge(
+        "virtshim_scrape_late",
+        "1 if new numbers of VMs were late, so this answer repeats the previous numbers.",
+        lambda scrape: one(scrape.is_late),
+    ),
+    _gauge(
+        "virtshim_thread_up",
+        "1 for each of virtshim's permanent threads that runs, 0 for one that has died: restart virtshim, VMs keep running.",
+        lambda _: _each(lasting_threads()),
+        "thread",
+    ),
+)
+# In addition to VM_FAMILIES, which CRI's answers have too.
+OF_VMS: Final[tuple[Family[_Vm], ...]] = (
+    _gauge(
+        "virtshim_vmi_start_time_seconds",
+        "When the VM was started, in seconds since the epoch.",
+        lambda vm: one(vm.use.container.status.started_at / SECOND),
+    ),
+    _gauge(
+        "virtshim_vmi_trouble",
+        "1 for a running VM that makes no progress or lacks something; crictl inspect shows the message.",
+        lambda vm: one(bool(vm.use.container.status.trouble)),
+    ),
+    _gauge(
+        "virtshim_vm_troubles",
+        "Problems of a running VM, by kind; no sample for a kind that the VM does not have.",
+        _troubles,
+        "kind",
+    ),
+    _gauge(
+        "virtshim_vmi_filesystem_capacity_bytes",
+        "Size of a file system in the guest, reported by its agent each minute.",
+        _filesystems(lambda it: it.total_bytes),
+        *("disk_name", "file_system_type", "mount_point"),
+    ),
+    _gauge(
+        "virtshim_vmi_filesystem_used_bytes",
+        "Used bytes of a file system in the guest, reported by its agent each minute.",
+        _filesystems(lambda it: it.used_bytes),
+        *("disk_name", "file_system_type", "mount_point"),
+    ),
+)
+VM_FAMILIES: Final = (*vm_metrics.CONTAINER, *DEVICES_OF_CONTAINER)
+POD_FAMILIES: Final = (*vm_metrics.POD, *DEVICES_OF_POD, *LIMITS_OF_POD)
 # These come before a family's own labels. From kubelet the same families have two more: the names of image and domain.
 POD_LABELS: Final = ("namespace", "pod", "id")
 VM_LABELS: Final = (*POD_LABELS, "container")
@@ -242,43 +392,16 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         taken, is_late = self._sampler.latest()
-        pods = taken.value.pods if taken else ()
-        yield from _of_node(taken.value if taken else None)
-        yield from self._of_scrape(taken, is_late=is_late)
-        by_pod = [(_pod_labels(pod), pod) for pod in pods]
-        for pod_family in POD_FAMILIES:
-            yield _family(pod_family, by_pod)
-        vms = [(_vm_labels(pod, vm), vm) for pod in pods for vm in pod.containers if vm.container.is_running]
-        for vm_family in VM_FAMILIES:
-            yield _family(vm_family, vms)
-        yield from self._of_vms(vms)
-
-    def _of_vms(self, vms: Sequence[tuple[Labels, ContainerUsage]]) -> Iterator[Metric]:
-        started, trouble = _metric(CATALOGUE_START_TIME), _metric(CATALOGUE_TROUBLE)
-        troubles = _metric(CATALOGUE_TROUBLES)
-        size, used = _metric(CATALOGUE_FILESYSTEM_SIZE), _metric(CATALOGUE_FILESYSTEM_USED)
-        for labels, vm in vms:
-            status = vm.container.status
-            started.add_sample(started.name, labels, status.started_at / SECOND)
-            trouble.add_sample(trouble.name, labels, int(bool(status.trouble)))
-            for kind, count in Counter(one.kind for one in status.troubles).items():
-                troubles.add_sample(troubles.name, labels | {"kind": kind.value}, count)
-            for one in self._filesystems.filesystems(vm.container.id):
-                values = (one.device, one.kind, one.mount_point)
-                of_one = labels | dict(zip(CATALOGUE_FILESYSTEM_SIZE.labels, map(_shown, values), strict=True))
-                size.add_sample(size.name, of_one, one.total_bytes)
-                used.add_sample(used.name, of_one, one.used_bytes)
-        yield from (started, trouble, troubles, size, used)
-
-    def _of_scrape(self, taken: Taken[NodeReading] | None, *, is_late: bool) -> Iterator[Metric]:
-        late, took, age = (
-            _metric(one) for one in (CATALOGUE_SCRAPE_LATE, CATALOGUE_SCRAPE_SECONDS, CATALOGUE_SCRAPE_AGE)
-        )
-        late.add_sample(late.name, {}, int(is_late))
-        if taken is not None:
-            took.add_sample(took.name, {}, taken.seconds)
-            age.add_sample(age.name, {}, max(0.0, self._clock.monotonic() - taken.at))
-        yield from (late, took, age, _by(CATALOGUE_THREADS, lasting_threads()))
+        found = taken.value if taken else NodeReading((), {}, {}, {}, None, {}, (), None, None)
+        yield from _families(OF_NODE, [({}, found)])
+        yield _plugin_seconds(found.plugin_runs)
+        yield from _families(OF_SCRAPE, [({}, _Scrape(taken, is_late, self._clock.monotonic()))])
+        yield from _families(POD_FAMILIES, [(_pod_labels(pod), pod) for pod in found.pods])
+        running = [(pod, vm) for pod in found.pods for vm in pod.containers if vm.container.is_running]
+        vms = [(_vm_labels(pod, vm), vm) for pod, vm in running]
+        yield from _families(VM_FAMILIES, vms)
+        of_guests = self._filesystems.filesystems
+        yield from _families(OF_VMS, [(labels, _Vm(vm, of_guests(vm.container.id))) for labels, vm in vms])
 
 
 def _pod_labels(pod: SandboxUsage) -> Labels:
@@ -292,71 +415,30 @@ def _vm_labels(pod: SandboxUsage, vm: ContainerUsage) -> Labels:
     return _pod_labels(pod) | {"container": _shown(container.name.name), "id": container.id.value}
 
 
-def _of_node(reading: NodeReading | None) -> Iterator[Metric]:
-    build = _metric(CATALOGUE_BUILD)
-    build.add_sample(build.name, {"version": version("virtshim"), "python": platform.python_version()}, 1)
-    yield build
-    found = reading or NodeReading((), {}, {}, {}, 0, {}, (), None)
-    yield _by(CATALOGUE_UP, found.up)
-    yield _by(CATALOGUE_VMIS, found.vmis)
-    yield _by(CATALOGUE_PODS, found.pod_states)
-    yield _by(CATALOGUE_STORE_BYTES, found.stores)
-    unfinished = _metric(CATALOGUE_UNFINISHED)
-    if reading is not None:
-        unfinished.add_sample(unfinished.name, {}, reading.unfinished)
-    yield unfinished
-    yield from _of_saved(found.saved)
-    yield from _of_plugins(found.plugin_runs)
-
-
-def _of_saved(saved: SavedMemory | None) -> Iterator[Metric]:
-    states, size, limit = map(_metric, (CATALOGUE_SAVED_STATES, CATALOGUE_SAVED_BYTES, CATALOGUE_SAVED_LIMIT))
-    if saved is not None:
-        states.add_sample(states.name, {}, saved.states)
-        size.add_sample(size.name, {}, saved.bytes)
-        if saved.limit:
-            limit.add_sample(limit.name, {}, saved.limit)
-    yield from (states, size, limit)
-
-
-def _of_plugins(runs: Sequence[PluginRuns]) -> Iterator[Metric]:
-    seconds, errors = _metric(CATALOGUE_CNI_SECONDS), _metric(CATALOGUE_CNI_ERRORS)
-    for one in runs:
-        labels = {"command": _shown(one.command), "plugin": _shown(one.plugin)}
-        for bound, count in one.buckets:
+def _plugin_seconds(runs: Sequence[PluginRuns]) -> Metric:
+    metric = Metric(CNI_SECONDS.name, CNI_SECONDS.help, CNI_SECONDS.kind)
+    for run in runs:
+        labels = {"command": _shown(run.command), "plugin": _shown(run.plugin)}
+        for bound, count in run.buckets:
             le = "+Inf" if bound == float("inf") else repr(float(bound))
-            seconds.add_sample(f"{seconds.name}_bucket", labels | {"le": le}, count)
-        seconds.add_sample(f"{seconds.name}_count", labels, one.buckets[-1][1])
-        seconds.add_sample(f"{seconds.name}_sum", labels, one.seconds)
-        errors.add_sample(CATALOGUE_CNI_ERRORS.name, labels, one.failures)
-    yield from (seconds, errors)
-
-
-def _by(of: Described, values: Mapping[str, float]) -> Metric:
-    (label,) = of.labels
-    metric = _metric(of)
-    for name, value in values.items():
-        metric.add_sample(of.name, {label: name}, float(value))
+            metric.add_sample(f"{metric.name}_bucket", labels | {"le": le}, count)
+        metric.add_sample(f"{metric.name}_count", labels, run.buckets[-1][1])
+        metric.add_sample(f"{metric.name}_sum", labels, run.seconds)
     return metric
 
 
-def _metric(of: Described) -> Metric:
-    return Metric(of.name.removesuffix("_total") if of.kind == "counter" else of.name, of.help, of.kind)
-
-
-def _family(family: Family[S], uses: Iterable[tuple[Labels, S]]) -> Metric:
-    kind = family.kind.value
-    metric = Metric(family.name.removesuffix("_total") if kind == "counter" else family.name, family.help, kind)
-    for labels, use in uses:
-        for sample in family.read(use):
-            if sample.labels and not sample.labels[0]:  # a placeholder that only CRI needs
-                continue
-            metric.add_sample(family.name, _with(labels, family.labels, sample), sample.value)
-    return metric
-
-
-def _with(labels: Labels, names: tuple[str, ...], sample: Sample) -> Labels:
-    return labels | dict(zip(names, map(_shown, sample.labels), strict=True)) if names else labels
+def _families(families: Iterable[Family[S]], read: Sequence[tuple[Labels, S]]) -> Iterator[Metric]:
+    """`read`: what is measured, each with the labels that come before a family's own."""
+    for family in families:
+        name = family.name.removesuffix("_total") if family.kind is Kind.COUNTER else family.name
+        metric = Metric(name, family.help, family.kind.value)
+        for labels, measured in read:
+            for sample in family.read(measured):
+                if sample.labels and not sample.labels[0] and sample in PLACEHOLDERS:
+                    continue
+                own = dict(zip(family.labels, map(_shown, sample.labels), strict=True))
+                metric.add_sample(family.name, labels | own, sample.value)
+        yield metric
 
 
 def _shown(value: str) -> str:

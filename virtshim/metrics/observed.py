@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +35,21 @@ class Step(enum.Enum):
     VOLUMES = "volumes"
     LIBVIRT = "libvirt"
     AGENT = "agent"
+
+
+class WarmStart(enum.Enum):
+    """How a container with virtshim.io/warm-start was started: from a template, or why it booted instead."""
+
+    WARM = "warm"
+    # templates.max_bytes is 0.
+    NOT_ALLOWED = "not_allowed"
+    # No template can have such a machine.
+    UNSUITABLE = "unsuitable"
+    NO_TEMPLATE = "no_template"
+    # The container's template could not be made, or was of no use.
+    UNFIT = "unfit"
+    # The start from the template failed.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,12 @@ class ImagesRemoved:
     number: int
 
 
-Fact = Pulled | Exited | Reconciled | Leftover | ImagesRemoved
+@dataclass(frozen=True, slots=True)
+class WarmStarted:
+    how: WarmStart
+
+
+Fact = Pulled | Exited | Reconciled | Leftover | ImagesRemoved | WarmStarted
 
 
 class Meter(Protocol):
@@ -115,6 +135,11 @@ class Tracer(Protocol):
     def later(self, name: str) -> Callable[[], None]:
         """Begins a part. It ends when the returned function is called, on any thread."""
 
+    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
+        """The metadata of an outgoing call that is part of the current call. `metadata`: that of the current call."""
+
+    def close(self) -> None: ...
+
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -140,6 +165,11 @@ class Untraced:
     def later(self, name: str) -> Callable[[], None]:
         del name
         return _nothing
+
+    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
+        return metadata
+
+    def close(self) -> None: ...
 
 
 def _nothing() -> None: ...

@@ -121,3 +121,5 @@ class VmCgroup:
     uid: int = 0
     # For each of the VM's NICs.
     nic_queues: int = 1
+    # The path of its passt's socket, "" for a VM with taps.
+    passt_socket: str = ""

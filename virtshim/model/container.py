@@ -15,7 +15,7 @@ from virtshim.devices.values import CriDevice, GrantedDevices
 from virtshim.model.errors import WrongState
 from virtshim.model.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.model.image import ImageConfig
-from virtshim.model.troubles import Trouble, told_together
+from virtshim.model.troubles import Trouble, text_of_troubles
 from virtshim.model.vm import VmSize
 from virtshim.volumes.copies import CopiedVolume
 from virtshim.volumes.empty_disks import EmptyDisk
@@ -52,6 +52,7 @@ class ExitReason(enum.Enum):
     ERROR = "Error"
     OOM_KILLED = "OOMKilled"
     START_ERROR = "StartError"
+    NETWORK_LOST = "NetworkLost"
     SAVED = "Saved"
     MOVED = "Moved"
     UNKNOWN = "Unknown"
@@ -193,6 +194,8 @@ class ContainerSpec:
     granted: GrantedDevices = GrantedDevices()
     # The user id of its QEMU, which no other VM has; 0 for libvirt's single user.
     uid: int = 0
+    # The user id of its passt, which nothing else has; 0 for a VM with taps.
+    passt_uid: int = 0
     # Shared volumes, in the order of their numbers in the guest.
     volumes: tuple[SharedVolume, ...] = ()
     # Volumes that the guest has copies of.
@@ -270,7 +273,7 @@ class ContainerStatus:
     moved_to: str = ""
     # Whether its guest came from a template, so its memory is partly a file that it shares.
     warm_started: bool = False
-    # What is wrong while it runs, each kind once. Each was reported in its log before it was recorded here.
+    # Problems of the running VM, each kind once. Each was reported in the container's log before it was recorded here.
     troubles: tuple[Trouble, ...] = ()
 
 
@@ -399,7 +402,7 @@ class Container:
         return self._to(ContainerPhase.RUNNING, started_at=max(started_at, self.created_at))
 
     def with_warm_start(self, *, begun: bool) -> Container:
-        """Its guest comes from a template, or does not after all."""
+        """`begun`: whether the guest comes from a template; False after a failed start from one."""
         return self._with(warm_started=begun)
 
     def exited(self, how: Exit) -> Container:
@@ -414,7 +417,7 @@ class Container:
         return dataclasses.replace(how, finished_at=max(how.finished_at, self.status.started_at, self.created_at))
 
     def with_troubles(self, troubles: tuple[Trouble, ...]) -> Container:
-        return self._with(troubles=troubles, trouble=told_together(troubles))
+        return self._with(troubles=troubles, trouble=text_of_troubles(troubles))
 
     def with_checkpoint(self, location: str) -> Container:
         """Notes a checkpoint that writes to `location`; "" ends it."""
@@ -428,14 +431,14 @@ class Container:
         return self._with(moved_to=node, saving=True)
 
     def awaited(self) -> Container:
-        """Its guest is on its way from another node."""
+        """The container's guest is on its way from another node."""
         return self._with(arriving=True)
 
     def arrived(self) -> Container:
         return self._with(arriving=False)
 
     def continuing(self, known_as: ContainerId, *, command_begun: bool, user: ProcessUser | None) -> Container:
-        """The guest is that of an earlier container, whose command goes on."""
+        """The guest is that of an earlier container, whose command continues."""
         return self._with(
             known_as=known_as, command_begun=command_begun, user=user, arriving=True, saving=False, renewing=False
         )

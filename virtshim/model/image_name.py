@@ -112,7 +112,8 @@ def find_image(images: Sequence[Image], reference: str) -> Image | None:
 
 
 def find_named(images: Sequence[Image], reference: str) -> Image | None:
-    """As `find_image`, but by its names alone: one of hex digits may be the beginning of ids by chance."""
+    """Like `find_image`, but compares only names, because a name of hex digits may by chance be the beginning of an
+    id."""
     name = ImageName.parse(reference)
     return _by_repo_digest(images, name) if name.digest else _by_tag(images, name)
 

@@ -13,6 +13,7 @@ state_dir/                       survives a reboot, root only
   vms/<vm>/                      vm.json  root.qcow2 and what is beside it, as in pods/: a VM that outlives its pods
                                  memory.save: its guest's memory, saved at a stop
   templates/<id>/                root.qcow2  console.log, while a template boots (virtshim.templates)
+  peers/node.pem                 key, certificate and CA for other nodes, of virtshim agent (virtshim.cluster.node_certificate)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   admin.sock                     operators' socket, root's alone
@@ -20,6 +21,7 @@ run_dir/                         gone after a reboot
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
   shares/<short id>/             fs.sock, if the pod has volumes: the share program's
+                                 net/sock, if it has containers beside the VM: passt's
   memory/<short id>.sock         while a VM starts from a template
 """
 
@@ -111,7 +113,8 @@ class Layout:
 
     @property
     def vnc_sockets(self) -> str:
-        """A directory each, apart from the other sockets, which libvirt binds: a screen's QEMU makes itself."""
+        """The directory of VNC sockets. Each VM has a directory in it, apart from its other sockets, because QEMU makes
+        its VNC socket itself and libvirt makes the others."""
         return f"{self.run_dir}/vnc"
 
     def console_socket(self, container: ContainerId) -> str:
@@ -141,6 +144,11 @@ def sysprep_iso(layout: Layout, container: ContainerId) -> str:
 def share_dir(layout: Layout) -> str:
     """The directory of the share sockets: one subdirectory for each VM with volumes, by the short id."""
     return f"{layout.run_dir}/shares"
+
+
+def passt_socket(directory: str, container: ContainerId) -> str:
+    """The socket through which tapmanager reaches the VM's passt. `directory`: `share_dir`."""
+    return f"{directory}/{container.short}/net/sock"
 
 
 def share_socket(layout: Layout, container: ContainerId) -> str:

@@ -87,15 +87,24 @@ class PluginRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestPorts:
+    """The guest's ports in a pod whose network it shares with containers: passt takes them in the pod's namespace."""
+
+    tcp: tuple[int, ...] = ()
+    udp: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PodNetwork:
     """The result of attaching a pod. `ips`: bare addresses, primary first. `fetch_key`: the secret with which only this
-    pod's vmwrapper gets the tap descriptors."""
+    pod's vmwrapper gets the tap descriptors. `inode`: identifies a namespace that another runtime made, 0 otherwise."""
 
     netns: str
     interfaces: tuple[Interface, ...]
     ips: tuple[str, ...]
     dns: Dns
     fetch_key: str = field(repr=False)
+    inode: int = 0
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"PodNetwork(netns={self.netns!r}, ips={self.ips!r})"
@@ -110,6 +119,11 @@ def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interf
     )
 
 
+def taps_of(network: PodNetwork | None) -> tuple[Interface, ...]:
+    """The NICs that vmwrapper makes, in its order."""
+    return tuple(nic for nic in network.interfaces if not nic.function) if network else ()
+
+
 def passed_through(nic: Interface) -> PciFunction:
-    """The function that a NIC with one is."""
+    """The PCI function of a NIC that is a function of a network card."""
     return PciFunction(PciAddress.parse(nic.function))

@@ -21,8 +21,14 @@ from virtshim.model.vm import DiskBus
 # The record, and which phase may follow which.
 
 
-def check_handler(asked: str, known: Collection[str]) -> None:
-    """The handler's name. `asked`: of the RuntimeClass, "" for the default. Raises InvalidRequest."""
+def check_handler(asked: str, known: Collection[str], pod_handlers: Collection[str] = ()) -> None:
+    """Refuses an unknown handler. `asked`: the RuntimeClass's handler, "" for the default. `pod_handlers`: handlers of pods
+    whose sandbox another runtime makes. Raises InvalidRequest."""
+    if asked in pod_handlers:
+        raise InvalidRequest(
+            f"runtime_handler {asked!r} is for pods whose sandbox another runtime makes, with a virtual machine and containers; "
+            "run the pod through the socket of `virtshim proxy`, or use the RuntimeClass virtshim"
+        )
     if asked and asked not in known:
         raise InvalidRequest(
             f"runtime_handler {asked[:300]!r} is not known on this node (known: {', '.join(sorted(known)) or 'none'}); "
@@ -37,13 +43,14 @@ def vms_lie_beside(config: SandboxConfig) -> bool:
     return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
 
 
-def refuse_without_overhead(config: SandboxConfig) -> None:
-    """Raises InvalidRequest for a pod whose VMs would be beside its cgroup."""
+def refuse_without_overhead(config: SandboxConfig, *, shared: bool = False) -> None:
+    """Raises InvalidRequest for a pod whose VMs would be beside its cgroup. `shared`: it has containers beside its VM."""
     if vms_lie_beside(config):
+        needs = "a pod with containers beside its VM needs" if shared else "this node requires (vm.require_overhead)"
         raise InvalidRequest(
-            "the pod has no memory overhead, which this node requires (vm.require_overhead): its virtual machine would be "
-            "outside the pod's cgroup, and under memory pressure kubelet would evict other pods first; give it a "
-            "runtimeClassName whose RuntimeClass has overhead.podFixed.memory, such as virtshim"
+            f"the pod has no memory overhead, which {needs}: its virtual machine would be outside the pod's cgroup, and under "
+            "memory pressure kubelet would evict other pods first; give it a runtimeClassName whose RuntimeClass has "
+            f"overhead.podFixed.memory, such as virtshim{'-pod' if shared else ''}"
         )
 
 
@@ -136,6 +143,15 @@ class SandboxConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Adoption:
+    """What virtshim knows of a sandbox that another runtime made. `netns`: the path of its network namespace. `addresses`:
+    the pod's IPs, the primary one first."""
+
+    netns: str
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """`created_at`: nanoseconds since the epoch, constant, and strictly increasing over sandboxes. `root_disks`: for
     disks that stay for the pod's life, container name -> the image under the disk. Each sandbox of the pod has them, so
@@ -157,6 +173,8 @@ class Sandbox:
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
     disk_bus: DiskBus = DiskBus.SCSI
     profile: Mapping[str, str] = field(default_factory=dict)
+    # Of a sandbox that another runtime made: `id` is that runtime's.
+    adopted: Adoption | None = None
 
     @property
     def vm_annotations(self) -> Mapping[str, str]:
@@ -171,9 +189,18 @@ class Sandbox:
     def ready(self, network: PodNetwork) -> Sandbox:
         return dataclasses.replace(self._to(SandboxPhase.READY), network=network)
 
+    def adopted_again(self, network: PodNetwork) -> Sandbox:
+        """Of an adopted sandbox that was lost, or stopped here alone: the runtime that made it still has it."""
+        return dataclasses.replace(self, phase=SandboxPhase.READY, network=network, network_released=False, reason="")
+
     def not_ready(self, reason: str) -> Sandbox:
         """Keeps the first reason, because it explains what happened."""
         return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
+
+    def refuse_if_ready(self) -> None:
+        """Raises WrongState. For the last steps of a sandbox's end, which wait without its lock before."""
+        if self.is_ready:
+            raise WrongState(f"sandbox {self.id} was adopted again meanwhile; repeat the call")
 
     def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
         return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
@@ -190,12 +217,12 @@ class Sandbox:
 
     @property
     def overhead(self) -> Resources:
-        """What holds now."""
+        """The value that applies now."""
         return self.changed_overhead or self.config.overhead
 
     @property
     def resources(self) -> Resources:
-        """What holds now."""
+        """The value that applies now."""
         return self.changed_resources or self.config.resources
 
     @property
@@ -212,10 +239,14 @@ class Sandbox:
         return self.phase is SandboxPhase.READY
 
     @property
-    def is_visible(self) -> bool:
-        """Whether lists show it. A sandbox that is being created is hidden, because its caller does not have its id
-        yet."""
+    def is_made(self) -> bool:
+        """A sandbox that is being created is in no list, because its caller does not have its id yet."""
         return self.phase is not SandboxPhase.CREATING
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether lists, statuses and events of CRI show it. The runtime that made an adopted sandbox shows it."""
+        return self.is_made and self.adopted is None
 
 
 # The VM has the name of its pod, as a StatefulSet's pods keep theirs.

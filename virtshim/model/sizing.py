@@ -361,8 +361,9 @@ def _mib(count: int) -> int:
 
 
 def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
-    """kubelet computes a `memory.high` between request and limit. A guest's memory fills up over time, so this would
-    stall it; here the value becomes the limit. Protected amounts get QEMU's share."""
+    """The value of a cgroup v2 file for the VM. kubelet computes a `memory.high` between request and limit. A guest
+    uses all its memory after a while, so that value would slow it down; the limit replaces it. QEMU's share is added to
+    protected amounts."""
     if key not in ("memory.min", "memory.low", "memory.high") or value in ("max", "0"):
         return value
     return str(memory if key == "memory.high" else min(int(value) + extra, memory))
@@ -446,7 +447,7 @@ def cgroup_of(
 # A guest's NUMA nodes mirror the host nodes of its exclusive CPUs. Pure.
 #
 # A guest that does not know them puts threads on one node and their memory on another. Shared CPUs may change at any
-# time, so the guest is told nothing about them.
+# time, so virtshim tells the guest nothing about them.
 
 # The CPUs of each node of the host that has memory.
 HostNodes = Mapping[int, frozenset[int]]
@@ -456,8 +457,9 @@ _UNIT = 2 << 20
 
 
 def cells_for(resources: Resources, size: VmSize, nodes: Callable[[], HostNodes]) -> tuple[NumaCell, ...]:
-    """vCPUs and memory, and the room to grow, in proportion to the CPUs on each node. () if all CPUs are on one node,
-    if memory must come from other nodes, or if a node would have less than a vCPU or a page."""
+    """The guest's NUMA nodes: vCPUs, memory and room to grow, in proportion to the CPUs on each node of the host. ()
+    if all CPUs are on one node, if memory must come from other nodes, or if a node would have less than a vCPU or a
+    page."""
     if not are_exclusive(resources):
         return ()
     cpus, mems = numbers_in(resources.cpuset_cpus), numbers_in(resources.cpuset_mems)
@@ -522,3 +524,5 @@ class NodeHardware:
     # None if libvirt chooses it at each start.
     firmware_of: Callable[[Firmware], FirmwareFiles | None]
     host_nodes: Callable[[], HostNodes]
+    # Bytes that programs can still get without swapping.
+    available_memory: Callable[[], int]

@@ -13,7 +13,7 @@ from virtshim.model.errors import InvalidRequest
 
 
 def printable_text(text: str) -> str:
-    """The same length, with a question mark for each control character and line break."""
+    """Replaces each control character and line break by a question mark."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -77,18 +77,18 @@ class ListenAddress:
         return cls(str(found), int(port))
 
 
-# Other nodes: their names, as the API server accepts them, and addresses to connect to.
-_NODE = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+# Names of nodes and other objects, as the API server accepts them (a DNS subdomain), and addresses of other nodes.
+_OBJECT = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 PEER_PORT: Final = 10017
 _HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]{1,253}))(?::([0-9]{1,5}))?")
 
 
-def is_node_name(text: str) -> bool:
-    return _NODE.fullmatch(text) is not None
+def is_object_name(text: str) -> bool:
+    return _OBJECT.fullmatch(text) is not None
 
 
 def host_and_port(text: str, port: int) -> tuple[str, int]:
-    """`port`: if the text has none. Raises InvalidRequest."""
+    """Host and port in the text. `port`: the port to use if the text has none. Raises InvalidRequest."""
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or not 0 < int(match[3] or port) < 1 << 16:
         raise InvalidRequest(

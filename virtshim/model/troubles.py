@@ -107,7 +107,7 @@ def changes(before: Sequence[Trouble], now: Sequence[Trouble]) -> list[TroubleCh
     return over + [TroubleChange(one) for one in now if one not in before]
 
 
-def told_together(troubles: Iterable[Trouble]) -> str:
+def text_of_troubles(troubles: Iterable[Trouble]) -> str:
     """All troubles in one text for the container's message, "" for none."""
     return "; ".join(one.text for one in troubles)
 

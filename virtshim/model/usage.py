@@ -283,8 +283,8 @@ class CpuMeter:
         self._last: dict[ContainerId, _Sampled] = {}
 
     def take(self, container: ContainerId, counters: VmCounters | None) -> CpuUsage | None:
-        """The newest sample there is, `counters`' own if it has one. The total never goes down: kubelet takes that for a
-        restart."""
+        """The newest sample: that of `counters` if they have one, else the last one. The total never falls, because
+        kubelet takes a smaller total for a restart."""
         last = self._last.get(container)
         if counters is None or counters.cpu is None:
             return last.use if last else None

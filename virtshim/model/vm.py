@@ -42,7 +42,7 @@ class CpuDetails:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """A file that nobody writes. It has the content that the disk on top of it does not have."""
+    """A read-only file below a disk: what the disk does not have itself is read from this file."""
 
     path: str
     format: DiskFormat
@@ -56,7 +56,7 @@ class Disk:
     # Shows in the guest below /dev/disk/by-id.
     serial: str
     readonly: bool = False
-    # It is a read-only ISO.
+    # The disk is a read-only ISO.
     cdrom: bool = False
     # The file below this disk, if there is one. The disk's own header is not trusted, because the VM can write it.
     backing: Backing | None = None
@@ -142,7 +142,7 @@ class VmSpec:
 
     # --- who its QEMU is
 
-    # Its user id, and no other VM's; 0: libvirt's own choice for all.
+    # The user id of this VM's QEMU, which no other VM has; 0: all VMs have the user that libvirt chooses.
     uid: int = 0
 
     # --- its processor, as the guest sees it
@@ -186,6 +186,8 @@ class VmSpec:
     granted: GrantedDevices = GrantedDevices()
     # Whether the guest sees `uuid` as its system's UUID.
     smbios_uuid: bool = False
+    # Whether its firmware has a generation id, which tells the guest's kernel that its memory is a copy of another guest's.
+    generation_id: bool = False
     # Shown in the guest's firmware, under each of the names that Ignition looks for; "" for none.
     ignition_file: str = ""
     # What the firmware starts in place of a boot loader, and its RAM disk; "" for none.

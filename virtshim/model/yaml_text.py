@@ -1,7 +1,7 @@
-"""Untrusted YAML (or JSON) text -> a plain mapping, within bounds. No I/O.
+"""Parses untrusted YAML (or JSON) text into a plain mapping, within limits. No I/O.
 
-What comes out holds only dict, list, str, int, float, bool, None, bytes, date and datetime, is a tree (aliases are
-copied out) and is bounded in depth and size, so that it can be merged and written again without more checks.
+The result holds only dict, list, str, int, float, bool, None, bytes, date and datetime. It is a tree, because aliases
+are copied, and its depth and size are limited. So callers can merge it and write it again without further checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _UNREADABLE: Final = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, 
 
 
 def parse_mapping(text: str) -> dict[str, Any]:
-    """The mapping; {} for empty text or null. InvalidRequest says where the text is wrong, never what it holds."""
+    """The mapping; {} for empty text or null. The InvalidRequest names the place of the fault and never quotes the
+    text."""
     loaded = parse_value(text)
     if loaded is None:
         return {}
@@ -46,7 +47,7 @@ def parse_mapping(text: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Whatever it is; None for empty text. InvalidRequest as above."""
+    """The value in the text, of any kind; None for empty text. Raises InvalidRequest like `parse_mapping`."""
     try:
         return _from_json(text) or _from_yaml(text)
     except _UNREADABLE as error:
@@ -54,7 +55,8 @@ def parse_value(text: str) -> Any:
 
 
 def _place(error: Exception) -> str:
-    """Without words of the text, which some problems quote: a password that begins with "!" is a tag."""
+    """The place of the error, and the problem without words of the text. Some problems quote the text, which may be a
+    password: a word that begins with "!" is a tag."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f" at line {mark.line + 1}, column {mark.column + 1} ({_problem(error)})"
@@ -67,7 +69,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 def _from_json(text: str) -> Any:
-    """None if it is no JSON mapping. JSON's surrogate pairs and tabs are an error to libyaml."""
+    """Parses a JSON mapping; None for any other text. libyaml refuses JSON's surrogate pairs and tabs."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -81,7 +83,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """Before anything recursive sees the text."""
+    """Refuses text that is nested too deeply, before any recursive function reads it."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -106,7 +108,7 @@ def _from_yaml(text: str) -> Any:
 
 
 def _weight(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Size once all aliases are copied out; each node is visited once. A node inside itself is refused."""
+    """The size after all aliases are copied. Visits each node once, and refuses a node that contains itself."""
     if id(node) in known:
         weight = known[id(node)]
         if weight is None:
@@ -133,7 +135,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _plain(value: Any, depth: int = 1) -> Any:
-    """A copy in which nothing is shared."""
+    """A copy that shares no object with the original or within itself."""
     if isinstance(value, dict | list) and depth > _MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A disk on its way to another node, in passes: the first ones while the guest runs, the last one while it stands still. Each
+"""A disk on its way to another node, in passes: the first ones while the guest runs, the last one while it is paused. Each
 pass sends the blocks that are no longer as they were sent, so the last one is short.
 """
 
@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
-from virtshim.model.errors import Aborted, InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.errors import Aborted, InternalError, InvalidRequest, ResourceExhausted, ShimError, Unavailable
 from virtshim.peers.ports import PeerLink
 
 _BLOCK: Final = 1 << 20
 # A longer one is refused. Its list of blocks has to fit into one message.
 _MOST_BLOCKS: Final = 120_000
-# Bytes per second. A node that takes less keeps the VM from other things for too long.
+# Bytes per second. A node that takes or sends less keeps the VM from other things for too long.
 _SLOWEST: Final = 2 << 20
+# Bytes that stay free on the file system, for the other VMs of the node.
+_MARGIN: Final = 64 << 20
 _ZEROS: Final = hashlib.blake2b(bytes(_BLOCK), digest_size=16).digest()
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -30,7 +34,10 @@ class DiskSender:
     def __init__(self, path: str, broken: threading.Event) -> None:
         self._path = path
         self._broken = broken
-        self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as exc:
+            raise InternalError(f"the root disk {path} cannot be read: {exc.strerror}") from exc
         # Of each block that the other node has.
         self._sums: dict[int, bytes] = {}
 
@@ -48,9 +55,8 @@ class DiskSender:
         }  # the rest was cut off there
         blocks = [number for number, data in self._blocks(range(count)) if self._is_new(number, data)]
         link.send({"size": size, "blocks": blocks}, timeout)
-        patience = timeout + len(blocks) * _BLOCK / _SLOWEST
         with (
-            closed_after(patience, link),
+            closed_after(_patience(blocks, timeout), link),
             _beside(lambda pipe: self._feed(pipe, blocks), writes=True) as pipe,
         ):
             return link.send_file(pipe, timeout)
@@ -74,13 +80,21 @@ class DiskSender:
 
 
 class DiskReceiver:
-    """Writes to the file `path`, which keeps its owner, and which a QEMU that waits may have opened already."""
+    """Writes to the file `path`, which keeps its owner, and which a QEMU that waits may have opened already. `free`: tells the
+    bytes that are free on its file system."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, free: Callable[[], int]) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._free = free
+        # The blocks that have arrived.
+        self._has: set[int] = set()
         with self._errors():
-            os.ftruncate(self._file, 0)
+            self._file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.ftruncate(self._file, 0)
+            except OSError:
+                self.close()
+                raise
 
     def close(self) -> None:
         os.close(self._file)
@@ -90,11 +104,27 @@ class DiskReceiver:
         size, blocks = _announced(told)
         if blocks is None:
             raise InvalidRequest(f"node {link.peer}: sent a pass of a disk with impossible blocks")
+        self._has = {one for one in self._has if one * _BLOCK < size}
+        self._refuse_without_room(set(blocks) - self._has)
         with self._errors():
             os.ftruncate(self._file, size)
-        with _beside(lambda pipe: self._store(pipe, blocks, size), writes=False) as pipe:
+        with (
+            closed_after(_patience(blocks, timeout), link),
+            _beside(lambda pipe: self._store(pipe, blocks, size), writes=False) as pipe,
+        ):
             if link.receive_file(pipe, len(blocks) * _BLOCK, timeout) != len(blocks) * _BLOCK:
                 raise InvalidRequest(f"node {link.peer}: sent another number of blocks than it said")
+        self._has.update(blocks)
+
+    def _refuse_without_room(self, new: Collection[int]) -> None:
+        """The disk may have grown since the other node said what it takes, and that node may be a taken-over one."""
+        with self._errors():
+            free = self._free()
+        if len(new) * _BLOCK + _MARGIN > free:
+            raise ResourceExhausted(
+                f"{len(new)} MiB more of the root disk are to come, and {free >> 20} MiB are free below paths.state_dir; make "
+                "room on this node"
+            )
 
     def sync(self) -> None:
         with self._errors():
@@ -118,13 +148,25 @@ class DiskReceiver:
 
 
 @contextlib.contextmanager
-def closed_after(seconds: float, link: PeerLink) -> Iterator[None]:
-    """Closes the link if the block takes longer: a node that is slow at each step, but never too slow, is too slow."""
-    timer = threading.Timer(seconds, link.close)
+def closed_after(seconds: float, *links: PeerLink) -> Iterator[None]:
+    """Closes the links if the block takes longer than `seconds`; the block then raises Unavailable. Each step has a limit of its
+    own, but a node could take almost that long for every step."""
+    over = threading.Event()
+
+    def close() -> None:
+        over.set()
+        for link in links:
+            link.close()
+
+    timer = threading.Timer(seconds, close)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except ShimError as exc:
+        if over.is_set():
+            raise Unavailable(f"node {links[0].peer}: is too slow: {seconds:g} s were not enough") from exc
+        raise
     finally:
         timer.cancel()
 
@@ -136,7 +178,14 @@ def _announced(told: dict[str, Any]) -> tuple[int, list[int] | None]:
         return 0, None
     if not isinstance(blocks, list) or not all(isinstance(one, int) and 0 <= one * _BLOCK < size for one in blocks):
         return 0, None
+    if any(one >= later for one, later in itertools.pairwise(blocks)):  # a pass with repeated blocks could be endless
+        return 0, None
     return size, blocks
+
+
+def _patience(blocks: Sequence[int], idle: float) -> float:
+    """Seconds for a pass."""
+    return idle + len(blocks) * _BLOCK / _SLOWEST
 
 
 def _sum(data: bytes) -> bytes:
@@ -155,6 +204,15 @@ def _write_at(file: int, data: bytes, at: int) -> None:
     while left:
         written = os.pwrite(file, left, at)
         left, at = left[written:], at + written
+
+
+def wide_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that holds a chunk of a link, if the system allows that: with the usual 64 KiB, each chunk would take
+    many turns of its reader and its writer."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _BLOCK)
+    return read, write
 
 
 class _PipeThread(threading.Thread):
@@ -181,9 +239,14 @@ class _PipeThread(threading.Thread):
 @contextlib.contextmanager
 def _beside(work: Callable[[int], None], *, writes: bool) -> Iterator[int]:
     """Yields one end of a pipe, while `work` writes to the other one, or reads from it. Raises what `work` raises."""
-    read, write = os.pipe2(os.O_CLOEXEC)
+    read, write = wide_pipe()
     own, its = (read, write) if writes else (write, read)
-    thread = _PipeThread(work, its)
+    try:
+        thread = _PipeThread(work, its)
+    except RuntimeError as exc:
+        os.close(read)
+        os.close(write)
+        raise ResourceExhausted(f"no thread for a pass over a disk: {exc}") from exc
     try:
         yield own
     finally:

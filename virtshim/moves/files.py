@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,7 @@ from virtshim.model.layout import VM_RECORD, Layout, root_disk_of
 from virtshim.model.sandbox import VMS
 from virtshim.moves.fingerprints import Fingerprint, fingerprint
 from virtshim.moves.values import MEMORY_FILE, VmRecord
+from virtshim.moves.volume_process import volume_fingerprint
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
 from virtshim.system.rate_limits import TroubleLog
 
@@ -92,10 +95,16 @@ class SavedVmFiles:
             sync(final.parent)
         return size
 
-    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
+    def fingerprints(
+        self, container: Container, seconds: float, leave_off: threading.Event
+    ) -> Mapping[str, Fingerprint]:
         root = fingerprint(root_disk_of(self._layout, container), is_file=True)
-        volumes = container.granted.blocks
-        return {"": root} | {one.container_path: fingerprint(one.host_path, is_file=one.is_file) for one in volumes}
+        until = time.monotonic() + seconds
+        found = {"": root}
+        for one in container.granted.blocks:
+            left = max(0.1, until - time.monotonic())
+            found[one.container_path] = volume_fingerprint(one.host_path, left, leave_off, is_file=one.is_file)
+        return found
 
     def root_fingerprint(self, disk: str) -> Fingerprint:
         return fingerprint(self._layout.pod_disk(disk), is_file=True)

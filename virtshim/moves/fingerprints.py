@@ -7,6 +7,7 @@ seen. The file system tells whether a file was written to or replaced.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -52,8 +53,7 @@ def samples(size: int) -> Iterator[tuple[int, int]]:
 
 
 def difference(before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint]) -> str:
-    """Which disk is not as it was, and what is different; "" if all are. By the disks' paths in the pod, "" for the root disk.
-    Pure."""
+    """Which disk has changed, and how; "" if none has. The keys are the disks' paths in the pod, "" for the root disk. Pure."""
     for path in sorted(before.keys() | now.keys()):
         name = f"the volume at {escaped(path, 200)}" if path else "the root disk"
         was, is_now = before.get(path), now.get(path)
@@ -72,12 +72,17 @@ def fingerprint(path: str, *, is_file: bool) -> Fingerprint:
     """Of a block device, or of a file that is a disk. A link to a file is not followed, because a pod's author may put links into
     a volume. Raises Unavailable."""
     try:
-        return _taken(path, is_file=is_file)
+        return Fingerprint(*look_at(path, is_file=is_file))
     except OSError as exc:
-        raise Unavailable(f"the disk {escaped(path, 300)} cannot be read: {exc.strerror or exc}") from exc
+        raise unreadable(path, exc) from exc
 
 
-def _taken(path: str, *, is_file: bool) -> Fingerprint:
+def unreadable(path: str, error: OSError) -> Unavailable:
+    return Unavailable(f"the disk {escaped(path, 300)} cannot be read: {error.strerror or error}")
+
+
+def look_at(path: str, *, is_file: bool) -> tuple[int, str, int, str]:
+    """The fields of the disk's fingerprint. Raises OSError."""
     if not is_file:  # kubelet's links to devices
         path = os.path.realpath(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -85,12 +90,11 @@ def _taken(path: str, *, is_file: bool) -> Fingerprint:
         found = os.fstat(descriptor)
         if stat.S_ISBLK(found.st_mode) and not is_file:
             size = os.lseek(descriptor, 0, os.SEEK_END)
-            return Fingerprint(size, _identity(found.st_rdev), 0, _digest(descriptor, size))
+            return size, _identity(found.st_rdev), 0, _digest(descriptor, size)
         if not stat.S_ISREG(found.st_mode) or not is_file:
-            kind = "regular file" if is_file else "block device"
-            raise Unavailable(f"the disk {escaped(path, 300)} is no {kind}")
+            raise OSError(errno.EINVAL, f"it is no {'regular file' if is_file else 'block device'}")
         digest = _digest(descriptor, found.st_size)
-        return Fingerprint(found.st_size, f"inode {found.st_ino}", found.st_mtime_ns, digest)
+        return found.st_size, f"inode {found.st_ino}", found.st_mtime_ns, digest
     finally:
         os.close(descriptor)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from virtshim.model.container import Container
 from virtshim.model.ids import SandboxId
 from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.values import Brought, VmRecord
 
+PATIENCE: Final = 30.0
+"""Seconds without any progress after which a volume counts as hung."""
+
 
 class SavedVms(Protocol):
-    """One directory for each VM: what is known of it, its root disk, and its guest's memory while that is saved. Errors:
-    InternalError, ResourceExhausted (the disk is full)."""
+    """One directory for each VM, with its record, its root disk, and its guest's saved memory. Errors: InternalError,
+    ResourceExhausted (the disk is full)."""
 
     def get(self, disk: str) -> VmRecord | None:
         """None if there is no such VM. An unreadable record is an error, never an absent one."""
@@ -33,9 +37,12 @@ class SavedVms(Protocol):
     def finish(self, disk: str) -> int:
         """The written memory becomes the VM's saved one, and is on disk on return. Returns its size in bytes."""
 
-    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
-        """Of the disks of the container's VM, which does not run: by their paths in the pod, "" for the root disk. Raises
-        Unavailable."""
+    def fingerprints(
+        self, container: Container, seconds: float, leave_off: threading.Event
+    ) -> Mapping[str, Fingerprint]:
+        """Of the disks of the container's VM, which does not run: by their paths in the pod, "" for the root disk. `leave_off`:
+        set when the caller gives up. Raises Unavailable (also for a volume that does not answer within `seconds`), Aborted (the
+        caller gave up)."""
 
     def root_fingerprint(self, disk: str) -> Fingerprint:
         """Of the root disk alone. Raises Unavailable."""
@@ -58,8 +65,9 @@ class SavedVms(Protocol):
 
 class StateVolumes(Protocol):
     """Volumes of pods that VMs are copied to when their pods have stopped. `volume`: its path on the node. `disk`: the name of
-    the VM's root disk. Errors: WrongState (the volume has something that must not be used, or this node has no key), Unavailable
-    (the volume cannot be read or written), ResourceExhausted (the volume or this node's disk is full)."""
+    the VM's root disk. `leave_off`: set when the caller gives up. Errors: WrongState (the volume has something that must not be
+    used, or this node has no key), Unavailable (the volume cannot be read or written, or does not answer), ResourceExhausted (the
+    volume or this node's disk is full), Aborted (the caller gave up)."""
 
     def check(self) -> None:
         """Raises WrongState if this node has no key."""
@@ -68,11 +76,11 @@ class StateVolumes(Protocol):
         """The MACs that a VM's NICs have on every node of the cluster, by the name of the interface in the pod: a saved guest
         keeps them. Empty if this node has no key."""
 
-    def bring(self, volume: str, disk: str, vm: str) -> Brought:
+    def bring(self, volume: str, disk: str, vm: str, leave_off: threading.Event) -> Brought:
         """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
         the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM is to say."""
 
-    def start(self, volume: str, disk: str, sandbox: SandboxId) -> VmRecord:
+    def start(self, volume: str, disk: str, sandbox: SandboxId, leave_off: threading.Event) -> VmRecord:
         """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises
         Aborted if another node has started the VM since `bring`."""
 

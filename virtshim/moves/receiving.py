@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import dataclasses
 import os
-import re
 import secrets
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import Any, Final
 import structlog
 from pydantic import ValidationError
 
+from virtshim.annotations.parse import parse_vm_options
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.disks.ports import DiskPlaces, RootDisks
 from virtshim.guest.operation import Outcome
@@ -32,6 +32,7 @@ from virtshim.model.errors import (
     InvalidRequest,
     NotFound,
     PermissionRefused,
+    ResourceExhausted,
     ShimError,
     Unavailable,
     WrongState,
@@ -39,15 +40,19 @@ from virtshim.model.errors import (
 from virtshim.model.hardware import places_from_bytes
 from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.layout import Layout, directories_of
+from virtshim.model.network import taps_of
 from virtshim.model.sandbox import PodKey, Sandbox, owner_of, vm_disk_name
-from virtshim.model.text import escaped
+from virtshim.model.sizing import NodeHardware, may_want_queues, nic_queues
 from virtshim.model.vm import Power
-from virtshim.moves.disk_passes import DiskReceiver
+from virtshim.moves.answers import macs_in, paths_in, refuse_other_macs, unfit
+from virtshim.moves.disk_passes import DiskReceiver, closed_after, wide_pipe
+from virtshim.moves.fitting import Nic, Place, offer_in, other_image, refusals
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.restoring import RestoreVm, continuing
 from virtshim.moves.sending import ANSWER, IDLE, LONGEST_PASS, STATE, SYNC
 from virtshim.moves.values import Arrival, SavedState, VmRecord
 from virtshim.peers.ports import PeerLink, Peers
+from virtshim.system.locks import LeaveOff
 from virtshim.system.threads import ContainerThreads
 from virtshim.vm.ports import MemoryStreams
 from virtshim.vm.streams import wait_for_stream
@@ -57,15 +62,17 @@ log = structlog.get_logger(__name__)
 # Seconds to reach another node, and until this node asks again.
 _CONNECT: Final = 5.0
 _AGAIN: Final = 2.0
+# Seconds until it asks again for a place for a connection.
+_NO_PLACE: Final = 0.2
+# Seconds for a guest's memory and the rest of its disk. The other node has the same limit, unless it was taken over.
+LONGEST_MEMORY: Final = LONGEST_PASS + SYNC
 # No guest has more memory.
-_MOST_MEMORY: Final = 1 << 44
+MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
 _NEVER_RAN: Final = "its container was stopped before the guest could run here"
-# The other node may be a taken-over one: more passes over a disk than it needs, the longest state, and NICs of one VM.
+# The other node may be a taken-over one: more passes over a disk than it needs, and the longest state.
 _MOST_PASSES: Final = 32
 _LONGEST_STATE: Final = 64 << 10
-_MOST_NICS: Final = 64
-_MAC: Final = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 @dataclass(slots=True)
@@ -90,6 +97,7 @@ class ReceiveVm:
     exits: ExitRecorder
     restoring: RestoreVm
     layout: Layout
+    hardware: NodeHardware
     _opened: dict[ContainerId, _Opened] = field(default_factory=dict)
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("arrival"))
 
@@ -113,6 +121,31 @@ class ReceiveVm:
         vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
         return container.status.arriving and vm is not None and vm.arrival is not None
 
+    def is_undecided(self, container: Container) -> bool:
+        """Whether all of the container's guest has arrived, and only the other node knows where it may run."""
+        return self.awaits(container) and self._undecided(container) is not None
+
+    def _undecided(self, container: Container) -> VmRecord | None:
+        vm = self.vms.get(container.spec.pod_disk)
+        return vm if vm is not None and vm.arrival is not None and vm.arrival.state is not None else None
+
+    def learn(self, container: Container, seconds: float, hurry: LeaveOff) -> bool:
+        """Asks the other node of an undecided guest, at most for `seconds`, until `hurry` is set. Returns whether it is decided:
+        the guest runs here, or the container has ended."""
+        clock = self.restoring.clock
+        until = clock.monotonic() + seconds
+        while (vm := self._undecided(container)) is not None and vm.arrival is not None:
+            if hurry.is_set() or clock.monotonic() >= until:
+                return False
+            try:
+                with hurry.within(until - clock.monotonic()) as over:
+                    self._decide(container, vm, vm.arrival, over)
+                return True
+            except ShimError as exc:
+                log.info("vm.arrival.undecided", container=container.id.short, error=str(exc))
+            clock.wait(hurry, min(_AGAIN, until - clock.monotonic()))
+        return True
+
     # --- before the VM is asked for
 
     def macs(self, pod: PodKey, vm: str, node: str) -> Mapping[str, str]:
@@ -120,22 +153,19 @@ class ReceiveVm:
         known = [one for one in self.vms.all() if (one.namespace, one.name) == (pod.namespace, vm)]
         if any(one.is_here for one in known):
             return {}
-        return _macs(self._ask(node, {"do": "describe", "namespace": pod.namespace, "vm": vm}))
+        return macs_in(self._ask(node, {"do": "describe", "namespace": pod.namespace, "vm": vm}))
 
-    def expect(self, pod: PodKey, vm: str, container: str, node: str, image: ImageDigest) -> None:
-        """Makes a record of a VM that is to come from `node`, unless it is here. The caller holds the VM's lock. Raises
-        WrongState if the VM's disk is not based on `image`."""
+    def expect(self, pod: PodKey, vm: str, container: str, node: str, image: ImageDigest, leave_off: LeaveOff) -> None:
+        """Makes a record of a VM that is to come from `node`, unless it is here. The caller holds the VM's lock. `leave_off`: set
+        when the caller gives up. Raises WrongState if the VM's disk is not based on `image`."""
         disk = vm_disk_name(pod.namespace, vm, container)
-        known = self._settled(self.vms.get(disk))
+        known = self._settled(self.vms.get(disk), leave_off)
         if known is not None and known.is_here:
             return
         asked = {"namespace": pod.namespace, "vm": vm, "container": container}
-        answer = self._ask(node, {"do": "describe", **asked})
-        if (theirs := answer.get("image")) != image.value:
-            raise WrongState(
-                f"the disk of virtual machine {vm} on node {node} is based on image {escaped(str(theirs), 100)}, and this pod "
-                f"has {image.value}; name the image by its digest"
-            )
+        answer = self._ask(node, {"do": "describe", **asked}, leave_off)
+        if what := other_image(node, str(answer.get("image")), image.value):
+            raise unfit(f"{pod.namespace}/{vm}/{container}", node, [what])
         self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
         self.vms.put(
             VmRecord(
@@ -145,7 +175,7 @@ class ReceiveVm:
                 container=container,
                 image=image,
                 created_at=self.restoring.clock.now_ns(),
-                macs=_macs(answer),
+                macs=macs_in(answer),
                 arrival=Arrival(node),
                 # Until it has arrived: a node that it left to may still ask, and no other pod may start the VM anew.
                 departure=known.departure if known is not None else None,
@@ -157,9 +187,9 @@ class ReceiveVm:
             raise InvalidRequest(f"node {node}: sent no proper addresses of devices") from exc
         self.places.keep(disk, places_from_bytes(places))
 
-    def not_expected(self, disk: str) -> None:
+    def not_expected(self, disk: str, leave_off: LeaveOff) -> None:
         """For a pod that does not want the VM from another node. Raises WrongState if the VM is there."""
-        known = self._settled(self.vms.get(disk))
+        known = self._settled(self.vms.get(disk), leave_off)
         if known is None or known.is_here:
             return
         if known.departure is not None:
@@ -171,11 +201,11 @@ class ReceiveVm:
         self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
         self.vms.forget(disk)
 
-    def _settled(self, known: VmRecord | None) -> VmRecord | None:
+    def _settled(self, known: VmRecord | None, leave_off: LeaveOff) -> VmRecord | None:
         """Learns whether a VM is here that arrived whole. Raises ShimError while nobody knows."""
         if known is None or known.arrival is None or known.arrival.state is None:
             return known
-        if self._counts(known, known.arrival):
+        if self._counts(known, known.arrival, leave_off):
             now = known.arrived(None, lost=_NEVER_RAN)
         else:
             now = dataclasses.replace(known, arrival=Arrival(known.arrival.node))
@@ -184,19 +214,21 @@ class ReceiveVm:
 
     # --- the start
 
-    def start(self, container: Container, sandbox: Sandbox) -> Container:
+    def start(self, container: Container, sandbox: Sandbox, leave_off: LeaveOff) -> Container:
         """Starts the container's VM. If the VM is on another node, QEMU waits for the guest. Returns the container as RUNNING.
-        The caller records it, then calls `go_on`."""
+        The caller records it, then calls `go_on`. `leave_off`: set when a call waits to end the VM. Raises Aborted then, unless
+        QEMU starts already."""
         vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
         if vm is None or vm.arrival is None:
-            return self.restoring.start(container)
+            return self.restoring.start(container, leave_off)
         with contextlib.ExitStack() as closing:
             move = secrets.token_hex(16)
-            link = closing.enter_context(self.peers.connect(vm.arrival.node, _CONNECT))
+            link = closing.enter_context(self.peers.connect(vm.arrival.node, _CONNECT, leave_off))
             link.send({"do": "move", "move": move, **_named(vm)}, ANSWER)
             told = link.receive(2 * ANSWER)
-            _refuse_other_macs(vm, sandbox, told)
-            theirs, images, directories = told.get("definition"), told.get("images"), _paths(told.get("directories"))
+            self._refuse_unfit(link, container, sandbox, told)
+            refuse_other_macs(vm, sandbox, told)
+            theirs, images, directories = told.get("definition"), told.get("images"), paths_in(told.get("directories"))
             if not isinstance(theirs, str) or not isinstance(images, str) or not directories:
                 raise InvalidRequest(f"node {link.peer}: sent no proper definition of the virtual machine")
             moved = dict(zip(directories, directories_of(self.layout, container.id, vm.disk), strict=False))
@@ -206,16 +238,34 @@ class ReceiveVm:
                     f"the root disk of virtual machine {vm.readable} is a volume on one of the two nodes alone; give both pods "
                     "the same volumes"
                 )
+            if leave_off.is_set():  # nobody notices a link that is closed before QEMU has started
+                raise Aborted("a call waits to end the virtual machine")
             self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node, move)))
             self.restoring.hypervisor.await_memory(container.domain_uuid, container.id, theirs, moved)
             self._opened[container.id] = _Opened(link, move, images, has_disk, closing.pop_all(), [link])
         return container.running(self.restoring.clock.now_ns()).awaited()
 
-    def give_back(self, container: Container) -> None:
-        """After a failed start."""
-        if (opened := self._opened.pop(container.id, None)) is not None:
+    def _refuse_unfit(self, link: PeerLink, container: Container, sandbox: Sandbox, told: Mapping[str, Any]) -> None:
+        """Before anything is started here, or copied there."""
+        offer = offer_in(told.get("offer"))
+        options, size = parse_vm_options(sandbox.vm_annotations), container.status.size
+        queues = nic_queues(options, size) if may_want_queues(options, sandbox.config.resources) else 1
+        place = Place(
+            image=container.image.value,
+            qemu=self.streams.here(offer.needs),
+            free_disk=self.vms.free_bytes(),
+            free_memory=self.hardware.available_memory(),
+            nics={nic.name: Nic(nic.mtu, queues) for nic in taps_of(sandbox.network)},
+        )
+        if found := refusals(link.peer, offer, place):
+            error = unfit(f"{sandbox.key.namespace}/{container.spec.vm}/{container.name.name}", link.peer, found)
+            link.refuse(error)  # for the log there
+            raise error
+
+    def leave(self, container: ContainerId) -> None:
+        """After a failed start, whatever became of its VM: the guest runs on where it is."""
+        if (opened := self._opened.pop(container, None)) is not None:
             opened.closing.close()
-        self.restoring.give_back(container)
 
     def go_on(self, container: Container) -> Container:
         """Lets a restored guest run, or follows one that arrives. Returns the container as recorded."""
@@ -224,13 +274,17 @@ class ReceiveVm:
         try:
             self._threads.start(container.id, lambda: self._arrive(container, opened))
         except RuntimeError:  # no thread; the caller ends the VM
-            self._opened.pop(container.id).closing.close()
+            self.leave(container.id)
             raise
         return container
 
+    def follows(self, container: Container) -> bool:
+        """Whether a thread of this process follows the container's arrival."""
+        return container.id in self._opened or self._threads.thread(container.id) is not None
+
     def finish_leftover(self, container: Container) -> None:
         """For a VM whose arrival another process followed, or this one cannot finish."""
-        if container.id in self._opened or self._threads.thread(container.id) is not None:
+        if self.follows(container):
             return  # looked at first: what the record says afterwards is the last word of that thread
         vm = self.vms.get(container.spec.pod_disk)
         if vm is None or vm.arrival is None:
@@ -283,20 +337,21 @@ class ReceiveVm:
         link, disk = opened.link, self.layout.pod_disk(container.spec.pod_disk)
         link.send({"ready": True}, ANSWER)
         with contextlib.ExitStack() as parts:
-            root = parts.enter_context(contextlib.closing(DiskReceiver(disk))) if opened.has_disk else None
+            root = None
+            if opened.has_disk:
+                root = parts.enter_context(contextlib.closing(DiskReceiver(disk, self.vms.free_bytes)))
             told = self._passes(link, root)
             if told.get("memory") is not True:
                 raise InvalidRequest(f"node {link.peer}: sent neither a disk nor memory")
             with self._memory(container, opened) as memory:
                 told = self._passes(link, root)
                 state = self._state(container, link, told)
+                if root is not None:  # no pass comes any more, and QEMU still reads the memory
+                    self.restoring.hypervisor.accept_disks(
+                        container.domain_uuid, container.id, opened.images, self.layout.images
+                    )
                 memory()
             self._until_read(container)
-            if root is not None:
-                self.restoring.hypervisor.accept_disks(
-                    container.domain_uuid, container.id, opened.images, self.layout.images
-                )
-                root.sync()
         self._has_all(container, opened.move, state)
         link.send({"arrived": True}, ANSWER)
         answer = link.receive(SYNC)
@@ -328,7 +383,8 @@ class ReceiveVm:
             if root is None:
                 raise InvalidRequest(f"node {link.peer}: sent a disk that is on a volume")
             root.receive(link, told, IDLE)
-            root.sync()  # so that little is left to be written while the guest stands still
+            # The whole disk is durable before this node says that all has arrived; and little is left for the standstill.
+            root.sync()
         raise InvalidRequest(f"node {link.peer}: sent the disk more than {_MOST_PASSES} times")
 
     @contextlib.contextmanager
@@ -339,7 +395,7 @@ class ReceiveVm:
         def pump() -> None:
             try:
                 with self._into_qemu(container) as pipe:
-                    link.receive_file(pipe, _MOST_MEMORY, LONGEST_PASS)
+                    link.receive_file(pipe, MOST_MEMORY, LONGEST_PASS)
             except Exception as exc:  # noqa: BLE001  passed on
                 errors.append(exc)
                 link.close()  # so that the other node learns of it now
@@ -349,13 +405,17 @@ class ReceiveVm:
             if errors:
                 raise errors[0]
 
-        with self.peers.connect(opened.link.peer, _CONNECT) as link:
+        with self._second_link(opened.link.peer) as link, closed_after(LONGEST_MEMORY, opened.link, link):
             opened.links.append(link)
             link.send({"do": "memory", "move": opened.move}, ANSWER)
             thread = threading.Thread(target=pump, name="memory", daemon=True)
             thread.start()
             try:
                 yield finished
+            except ShimError as exc:
+                if errors:  # the other node only says that this node has closed the link
+                    raise errors[0] from exc
+                raise
             finally:
                 if sys.exc_info()[0] is not None:  # the other node may never end the stream
                     link.close()
@@ -363,8 +423,24 @@ class ReceiveVm:
                 opened.links.remove(link)
 
     @contextlib.contextmanager
+    def _second_link(self, node: str) -> Iterator[PeerLink]:
+        """While the other node has no place for it, it tries again: what has been copied is not thrown away for a moment's
+        questions of other pods."""
+        clock = self.restoring.clock
+        until = clock.monotonic() + _CONNECT
+        with contextlib.ExitStack() as stack:
+            link = None
+            while link is None:
+                try:
+                    link = stack.enter_context(self.peers.connect(node, _CONNECT))
+                except ResourceExhausted:
+                    if clock.monotonic() >= until or clock.wait(self._threads.closing, _NO_PLACE):
+                        raise
+            yield link
+
+    @contextlib.contextmanager
     def _into_qemu(self, container: Container) -> Iterator[int]:
-        read, write = os.pipe2(os.O_CLOEXEC)
+        read, write = wide_pipe()
         try:
             try:
                 self.streams.receive(container.domain_uuid, container.id, read)
@@ -408,15 +484,16 @@ class ReceiveVm:
                 return
             self.restoring.clock.wait(self._threads.closing, _AGAIN)
 
-    def _decide(self, container: Container, vm: VmRecord, arrival: Arrival) -> None:
-        if self._counts(vm, arrival):
+    def _decide(self, container: Container, vm: VmRecord, arrival: Arrival, leave_off: LeaveOff | None = None) -> None:
+        if self._counts(vm, arrival, leave_off):
             self._take(container)
         else:
             self._fail(container, arrival.move, f"node {arrival.node} has broken the move off")
 
-    def _counts(self, vm: VmRecord, arrival: Arrival) -> bool:
+    def _counts(self, vm: VmRecord, arrival: Arrival, leave_off: LeaveOff | None = None) -> bool:
         """Whether the guest may run here. Raises Unavailable while nobody knows."""
-        outcome = self._ask(arrival.node, {"do": "outcome", "move": arrival.move, **_named(vm)}).get("outcome")
+        asked = {"do": "outcome", "move": arrival.move, **_named(vm)}
+        outcome = self._ask(arrival.node, asked, leave_off).get("outcome")
         if outcome not in ("yes", "no"):
             raise Unavailable(
                 f"node {arrival.node} has not decided yet whether virtual machine {vm.readable} has moved"
@@ -449,7 +526,7 @@ class ReceiveVm:
         vm = self.vms.get(container.spec.pod_disk)
         state = vm.saved if vm is not None else None
         if state is not None and state.taken_by == container.id and container.status.known_as is None:
-            if container.spec.command:  # its output goes on where it was read to
+            if container.spec.command:  # its output continues where it was read to
                 restoring.logs.entrypoints.write(container.id, (), state.read_to)
             container = continuing(container, state)
             restoring.records.containers.replace(container)
@@ -501,35 +578,11 @@ class ReceiveVm:
             raise NotFound(f"the record of virtual machine {container.spec.vm} is gone")
         return vm
 
-    def _ask(self, node: str, question: Mapping[str, object]) -> dict[str, Any]:
-        with self.peers.connect(node, _CONNECT) as link:
+    def _ask(self, node: str, question: Mapping[str, object], leave_off: LeaveOff | None = None) -> dict[str, Any]:
+        with self.peers.connect(node, _CONNECT, leave_off) as link:
             link.send(question, ANSWER)
             return link.receive(ANSWER)
 
 
 def _named(vm: VmRecord) -> dict[str, str]:
     return {"namespace": vm.namespace, "vm": vm.name, "container": vm.container}
-
-
-def _macs(answer: Mapping[str, Any]) -> Mapping[str, str]:
-    found = answer.get("macs")
-    are_macs = isinstance(found, dict) and all(isinstance(one, str) and _MAC.fullmatch(one) for one in found.values())
-    if not isinstance(found, dict) or not are_macs or len(found) > _MOST_NICS or any(len(name) > 15 for name in found):
-        raise InvalidRequest("the other node sent no proper MACs of the virtual machine")
-    return found
-
-
-def _refuse_other_macs(vm: VmRecord, sandbox: Sandbox, told: Mapping[str, Any]) -> None:
-    """QEMU keeps the MACs of the stream, whatever they are here."""
-    theirs = _macs(told)
-    for nic in sandbox.network.interfaces if sandbox.network else ():
-        if not nic.function and theirs.get(nic.name, nic.mac) != nic.mac:
-            raise WrongState(
-                f"the NIC {nic.name} of virtual machine {vm.readable} has the MAC {theirs[nic.name]}, and this node's network "
-                f"insists on {nic.mac}; its frames would be dropped"
-            )
-
-
-def _paths(found: object) -> list[str]:
-    """Empty if they are none."""
-    return found if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else []

@@ -33,14 +33,14 @@ class RenewVm:
     restoring: RestoreVm
     sizes: Live[NodeLimits]
 
-    def renew(self, container: Container, timeout: float, *, hurry: threading.Event | None = None) -> None:
-        """Returns when the guest runs in a new QEMU. `timeout` is for the writing, which `hurry` ends at once. If the memory
-        cannot be written, the guest runs on in the old QEMU. After any later error the container has ended, or
-        `finish_leftover` goes on."""
+    def renew(self, container: Container, timeout: float) -> None:
+        """Returns when the guest runs in a new QEMU. `timeout` is for the writing. If the memory cannot be
+        written, the guest keeps running in the old QEMU. After any later error the container has ended, or
+        `finish_leftover` continues."""
         with self.saving.alone(container.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"container {container.id} is being saved already; wait for it")
-            state = self.saving.state_of(container, timeout, by_operator=True, renewing=True, hurry=hurry)
+            state = self.saving.state_of(container, timeout, by_operator=True, renewing=True)
             self._change_qemu(container, state)
 
     def finish_leftover(self, container: Container) -> None:
@@ -67,7 +67,7 @@ class RenewVm:
             saving.hypervisor.destroy(now.domain_uuid, now.id)
             try:
                 self._open_network(now)
-                restoring.load(now, saving.vm(now), state)
+                restoring.load(now, saving.vm(now), state, threading.Event())
             except (Unavailable, ResourceExhausted, DeadlineExceeded, NotFound):
                 self._end(now, saved_exit(state))  # the next attempt may have more luck
                 raise

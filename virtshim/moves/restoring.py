@@ -1,7 +1,7 @@
 """Continues a saved VM in another sandbox, once.
 
-libvirt loads the memory into a paused VM. Then the VM's record says that the state is used up, and then the guest runs: never
-two guests from one state, and never old memory on a disk that a guest has written to since.
+libvirt loads the memory into a paused VM. Then the VM's record says that the state is used up. Only then the guest runs. So two
+guests never continue from one state, and old memory never meets a disk that a guest has written to since.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from virtshim.model.errors import (
 from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of
 from virtshim.moves.fingerprints import difference
-from virtshim.moves.ports import SavedVms, StateVolumes
+from virtshim.moves.ports import PATIENCE, SavedVms, StateVolumes
 from virtshim.moves.values import SavedState, VmRecord, has_new_addresses, restorable
 from virtshim.store.ports import RecordCopies, StateRecords
 from virtshim.system.clock import Clock
@@ -60,21 +60,22 @@ class RestoreVm:
     layout: Layout
     state_volumes: StateVolumes
 
-    def start(self, container: Container) -> Container:
+    def start(self, container: Container, leave_off: threading.Event) -> Container:
         """Starts the container's VM. If the VM has a saved state that this container may continue from, the VM is restored and
-        stays paused; otherwise it boots. Returns the container as RUNNING. The caller records it, then calls `go_on`."""
-        vm = self._counted(container)
+        stays paused; otherwise it boots. Returns the container as RUNNING. The caller records it, then calls `go_on`.
+        `leave_off`: set when a call waits to end the VM."""
+        vm = self._counted(container, leave_off)
         state = restorable(vm, container)
         if vm is None or state is None:
             self._lose(vm, container)  # the guest is about to change the disk that the state belongs to
             self.hypervisor.start(container.domain_uuid, container.id)
             return container.running(self.clock.now_ns())
-        self.load(container, vm, state)
+        self.load(container, vm, state, leave_off)
         restored = continuing(container.running(self.clock.now_ns()), state)
         self.keep_copy(restored)
         return restored
 
-    def _counted(self, container: Container) -> VmRecord | None:
+    def _counted(self, container: Container, leave_off: threading.Event) -> VmRecord | None:
         """The record of the container's VM. On a state volume, the start is counted first."""
         spec = container.spec
         if not spec.state_volume:
@@ -85,25 +86,27 @@ class RestoreVm:
                 raise Unavailable(
                     "another call works on the virtual machine, such as its copy to the state volume; a retry may succeed"
                 )
-            return self.state_volumes.start(spec.state_volume, spec.pod_disk, spec.sandbox_id)
+            return self.state_volumes.start(spec.state_volume, spec.pod_disk, spec.sandbox_id, leave_off)
 
-    def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
-        """Restores the VM, which stays paused, and records that the state is used up."""
+    def load(self, container: Container, vm: VmRecord, state: SavedState, leave_off: threading.Event) -> None:
+        """Restores the VM, which stays paused, and records that the state is used up. `leave_off`: as of `start`."""
         memory, moved = self.vms.memory(vm.disk), self._moved(state, container)
         try:
-            self._refuse_changed_disks(container, state)
+            self._refuse_changed_disks(container, state, leave_off)
             self.hypervisor.restore(container.domain_uuid, container.id, memory, moved)
-        except (Unavailable, ResourceExhausted, DeadlineExceeded, NotFound):
+        except (Unavailable, ResourceExhausted, DeadlineExceeded, NotFound, Aborted):
             raise  # the next attempt may have more luck
         except ShimError:
             self._change(vm.disk, state, dataclasses.replace(state, failed_in=container.sandbox_id))
             raise
-        if container.spec.command:  # its output goes on where it was read to
+        if container.spec.command:  # its output continues where it was read to
             self.logs.entrypoints.write(container.id, (), state.read_to)
         self._change(vm.disk, state, dataclasses.replace(state, taken_by=container.id))
 
-    def _refuse_changed_disks(self, container: Container, state: SavedState) -> None:
-        if state.disks and (what := difference(state.disks, self.vms.fingerprints(container))):
+    def _refuse_changed_disks(self, container: Container, state: SavedState, leave_off: threading.Event) -> None:
+        if not state.disks:
+            return
+        if what := difference(state.disks, self.vms.fingerprints(container, PATIENCE, leave_off)):
             raise WrongState(f"the guest's memory no longer fits its disks: {what}; the next attempt boots")
 
     def go_on(self, container: Container) -> Container:

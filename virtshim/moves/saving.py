@@ -17,8 +17,7 @@ from typing import Final
 import structlog
 
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.guest.command import GuestCommand
-from virtshim.guest.ports import GuestAgents
+from virtshim.guest.ports import GuestOperations
 from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, ResourceExhausted, ShimError
@@ -52,7 +51,7 @@ class SaveVm:
     vms: SavedVms
     hypervisor: Hypervisor
     pausing: VmPausing
-    guests: GuestAgents
+    guests: GuestOperations
     logs: EntrypointLogs
     exits: ExitRecorder
     clock: Clock
@@ -98,7 +97,7 @@ class SaveVm:
         if container.status.saving:  # another process began it
             self.go_on(container)
         self._refuse_without_room(container, vm)
-        self._sync(container, min(_SYNC, timeout / 2))
+        self._sync(container, min(_SYNC, timeout / 2), hurry or threading.Event())
         self.begin(container, renewing=renewing)
         try:
             return self._write(container, vm.disk, until, by_operator=by_operator, renewing=renewing, hurry=hurry)
@@ -235,11 +234,13 @@ class SaveVm:
                 )
             self._under_way[container.id] = need
 
-    def _sync(self, container: Container, seconds: float) -> None:
+    def _sync(self, container: Container, seconds: float, hurry: threading.Event) -> None:
         try:
-            self.guests.run(container.id, GuestCommand(("sync",)), seconds, threading.Event())
+            code, said = self.guests.run_script(container.id, "sync", (), b"", seconds, hurry)
         except ShimError as exc:
-            log.info("vm.not_synced", container=container.id.short, why=str(exc))
+            code, said = -1, str(exc)
+        if code:
+            log.info("vm.not_synced", container=container.id.short, why=said or f"sync ended with {code}")
 
     def begin(self, container: Container, *, renewing: bool = False) -> None:
         """Notes in the record that the guest may be paused. The caller holds `alone`. Raises Aborted if another action on the
@@ -276,7 +277,8 @@ class SaveVm:
         left = max(0.1, until - self.clock.monotonic())
         self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
         self.vms.flush(disk)  # takes long, so without a lock
-        disks = self.vms.fingerprints(container)
+        left = max(0.1, until - self.clock.monotonic())
+        disks = self.vms.fingerprints(container, left, hurry or threading.Event())
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
             return self._commit(container, disk, disks, by_operator=by_operator, renewing=renewing)
 
@@ -308,7 +310,7 @@ class SaveVm:
         return state
 
     def stopped(self, container: Container) -> Container:
-        """The record of a container whose guest stands still to be saved or moved. Raises Aborted if anything has changed that.
+        """The record of a container whose guest is paused to be saved or moved. Raises Aborted if anything has changed that.
         The caller holds the locks of pod and VM."""
         now = self.records.containers.get(container.id)
         if now is None or not now.is_running or not now.status.saving:

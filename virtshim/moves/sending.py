@@ -1,8 +1,8 @@
-"""Gives a VM to another node, which asks for it. The guest runs on here while its disk and its memory are copied, and stands
-still for the rest.
+"""Gives a VM to another node, which asks for it. The guest runs here while its disk and its memory are copied, and is
+paused for the last part. A guest that was saved continues from its saved memory there.
 
 The VM's record here decides where the guest may run. As soon as it names the other node, this guest never runs again. Until then
-any failure lets the guest run on, in the same QEMU.
+the guest keeps running in the same QEMU after any failure.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ import structlog
 from pydantic import TypeAdapter
 
 from virtshim.disks.ports import DiskPlaces, RootDisks
-from virtshim.model.container import Container
+from virtshim.model.container import Container, ContainerPhase
 from virtshim.model.errors import (
     Aborted,
     DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     NotFound,
     ResourceExhausted,
     ShimError,
+    Unavailable,
     WrongState,
 )
 from virtshim.model.layout import Layout, directories_of
-from virtshim.model.sandbox import owner_of, vm_disk_name
+from virtshim.model.network import taps_of
+from virtshim.model.sandbox import owner_of, vm_disk_name, vm_uuid
 from virtshim.model.text import escaped
-from virtshim.moves.disk_passes import DiskSender, closed_after
+from virtshim.moves.disk_passes import DiskSender, closed_after, wide_pipe
+from virtshim.moves.fingerprints import difference
+from virtshim.moves.fitting import Nic, Offer, text_of_offer
 from virtshim.moves.saving import SaveVm
-from virtshim.moves.values import Departure, SavedState, VmRecord, unsavable
+from virtshim.moves.values import Departure, OnVolume, SavedState, VmRecord, unsavable_vm
 from virtshim.peers.ports import PeerLink
+from virtshim.vm.guest_needs import SavedMemory
 from virtshim.vm.ports import MemoryStreams
 from virtshim.vm.streams import wait_for_stream
 
@@ -48,9 +54,11 @@ ANSWER: Final = 10.0
 QEMU_STARTS: Final = 120.0
 SYNC: Final = 60.0
 IDLE: Final = 20.0
+# Seconds that a move waits for the lock of a VM that is off.
+_VM_WAIT: Final = 5.0
 # Seconds for one pass over a disk, during which nothing of the memory is sent.
 LONGEST_PASS: Final = 600.0
-# Seconds for a guest's memory, and what is left of its disk. The guest stands still for the last part of this.
+# Seconds for a guest's memory, and what is left of its disk. The guest is paused for the last part of this.
 _STANDS_STILL: Final = 300.0
 # Moves to one node: each has two of the connections that a node may have here, so more would break each other off.
 _MOST_AT_ONCE: Final = 2
@@ -84,6 +92,8 @@ class _Move:
 
     def break_off(self) -> None:
         self.broken.set()
+        self.taken.set()  # nobody takes the memory any more
+        self.sent.set()
         for link in self.links:
             link.close()
 
@@ -96,19 +106,21 @@ class Departures:
     disks: RootDisks
 
     def commit(self, container: Container, node: str, move: str) -> None:
-        """The guest is the other node's on return. The caller holds `SaveVm.alone`, and the guest stands still."""
+        """The guest is the other node's on return. The caller holds `SaveVm.alone`, and the guest is paused."""
         saving, disk = self.saving, container.spec.pod_disk
         with saving.locks.held(container.sandbox_id), saving.locks.held_for_all(owner_of(disk)):
             saving.stopped(container)
-            vm = saving.vm(container)
-            try:
-                saving.vms.put(
-                    dataclasses.replace(vm, departure=Departure(node, move, saving.clock.now_ns()), saved=None)
-                )
-            except ShimError:
-                # It may be on disk all the same. If this fails, too, the guest stays paused: it may be the other node's.
-                saving.vms.put(vm)
-                raise
+            self.commit_of(saving.vm(container), node, move)
+
+    def commit_of(self, vm: VmRecord, node: str, move: str) -> None:
+        """Of a VM that is off. The caller holds its lock."""
+        vms, at = self.saving.vms, self.saving.clock.now_ns()
+        try:
+            vms.put(dataclasses.replace(vm, departure=Departure(node, move, at), saved=None))
+        except ShimError:
+            # It may be on disk all the same. If this fails, too, nobody uses the VM here: it may be the other node's.
+            vms.put(vm)
+            raise
 
     def has_left(self, container: Container) -> bool:
         """Whether the container's guest is another node's, whatever the container's record says."""
@@ -205,10 +217,12 @@ class SendVm:
         move = _text(asked, "move")
         if not _MOVE.fullmatch(move):
             raise InvalidRequest("a move has no proper name")
-        vm = self._record(asked)
-        container = self._running(vm)
-        mine = _Move(link.peer, [link])
-        self.alone(container, lambda: self._give(link, container, vm, move, mine), mine.break_off)
+        vm, mine = self._record(asked), _Move(link.peer, [link])
+        container = self._user(vm)
+        if container is not None and container.is_running:
+            self.alone(container, lambda: self._give(link, container, vm, move, mine), mine.break_off)
+        else:
+            self._give_saved(link, vm.disk, asked, move, mine)
 
     # --- below: the move
 
@@ -244,7 +258,20 @@ class SendVm:
             "images": self.layout.images,
             "macs": dict(vm.macs),
             "has_disk": container.granted.root_volume is None,
+            "offer": text_of_offer(self._offer(container, vm)),
         }
+
+    def _offer(self, container: Container, vm: VmRecord) -> Offer:
+        needs, size = self.streams.needs(container.domain_uuid, container.id), container.status.size
+        sandbox = self.saving.records.sandboxes.get(container.sandbox_id)
+        nics = taps_of(sandbox.network if sandbox is not None else None)
+        return Offer(
+            image=vm.image.value,
+            needs=needs,
+            disk_bytes=self.saving.vms.disk_bytes(vm.disk) if container.granted.root_volume is None else 0,
+            memory_bytes=0 if size.page_bytes else size.memory_bytes,  # huge pages are taken before QEMU waits
+            nics={nic.name: Nic(nic.mtu, queues) for nic, queues in zip(nics, needs.queues, strict=False)},
+        )
 
     @contextlib.contextmanager
     def _root_disk(self, container: Container, mine: _Move) -> Iterator[DiskSender | None]:
@@ -262,15 +289,23 @@ class SendVm:
                 return
 
     def _send_rest(self, link: PeerLink, container: Container, disk: DiskSender | None, mine: _Move) -> None:
-        """The memory and, once the guest stands still, what is left of the disk. All of it has left this node on return."""
+        """The memory and, once the guest is paused, what is left of the disk. All of it has left this node on return."""
         domain, own = container.domain_uuid, container.id
-        with self._memory_pipe(container, mine):
-            link.send({"memory": True}, ANSWER)
-            if not mine.taken.wait(ANSWER):
-                raise DeadlineExceeded(f"node {mine.peer} did not ask for the guest's memory")
+        runs_on = self.streams.can_copy_while_running(domain, own)
+        with self._memory_pipe(mine) as write:
+            try:
+                link.send({"memory": True}, ANSWER)
+                self._until_taken(mine)
+                if not runs_on:  # not before the other node waits for the memory
+                    self.saving.pausing.pause(domain, own)
+                self.streams.send(domain, own, write)
+            finally:
+                os.close(write)  # QEMU has its own
+            if disk is not None and not runs_on:
+                disk.send(link, IDLE)  # beside the memory, because the guest writes nothing more
             self._until_stopped(container, mine)
             self.streams.go_on(domain, own)
-            if disk is not None:
+            if disk is not None and runs_on:
                 disk.send(link, IDLE)
             self._until(container, mine, SYNC, stopped=False)
             if not mine.sent.wait(IDLE):
@@ -278,23 +313,27 @@ class SendVm:
             if mine.error is not None:
                 raise mine.error
 
+    def _until_taken(self, mine: _Move) -> None:
+        """Returns when the other node has asked for the memory."""
+        if not mine.taken.wait(ANSWER):
+            raise DeadlineExceeded(f"node {mine.peer} did not ask for the guest's memory")
+        if mine.broken.is_set():
+            raise Aborted("the move was broken off")
+
     @contextlib.contextmanager
-    def _memory_pipe(self, container: Container, mine: _Move) -> Iterator[None]:
-        read, write = os.pipe2(os.O_CLOEXEC)
+    def _memory_pipe(self, mine: _Move) -> Iterator[int]:
+        """Yields the end that QEMU writes to; the caller closes it."""
+        read, write = wide_pipe()
+        mine.memory = read
         try:
-            try:
-                self.streams.send(container.domain_uuid, container.id, write)
-            finally:
-                os.close(write)
-            mine.memory = read
-            yield
+            yield write
         finally:
             with self._lock:
                 mine.memory = -1
                 os.close(read)
 
     def _until_stopped(self, container: Container, mine: _Move) -> None:
-        """Returns when the guest stands still, because little of its memory is left, or because it has written too much."""
+        """Returns when the guest is paused, because little of its memory is left, or because it has written too much."""
         try:
             self._until(container, mine, _PATIENCE, stopped=True)
         except DeadlineExceeded:
@@ -304,6 +343,8 @@ class SendVm:
 
     def _until(self, container: Container, mine: _Move, seconds: float, *, stopped: bool) -> None:
         def check() -> None:
+            if mine.broken.is_set():
+                raise Aborted("the move was broken off")
             if mine.error is not None:
                 raise mine.error
 
@@ -323,9 +364,86 @@ class SendVm:
         link.send({"state": STATE.dump_json((state,)).decode()}, ANSWER)
         link.receive(SYNC)
 
+    # --- below: the move of a VM that is off
+
+    def _give_saved(self, link: PeerLink, disk: str, asked: dict[str, Any], move: str, mine: _Move) -> None:
+        """No container of the VM is created here meanwhile."""
+        saving = self.saving
+        with saving.locks.held_soon(owner_of(disk), _VM_WAIT) as held, self._under_way(move, mine):
+            if not held:
+                raise Unavailable("another call works on the virtual machine; try again")
+            vm = self._record(asked)
+            state = self._movable_state(vm)
+            memory = self.streams.saved(saving.vms.memory(disk))
+            link.send(self._saved_definition(vm, state, memory), ANSWER)
+            link.receive(QEMU_STARTS)
+            with contextlib.closing(DiskSender(self.layout.pod_disk(disk), mine.broken)) as sender:
+                sender.send(link, IDLE)
+            with closed_after(LONGEST_PASS, link):
+                self._send_saved_memory(link, saving.vms.memory(disk), memory.begins_at, mine)
+                link.send({"state": STATE.dump_json((state,)).decode()}, ANSWER)
+                link.receive(SYNC)
+            self.departures.commit_of(vm, link.peer, move)
+        log.info("vm.moved", vm=vm.readable, node=link.peer, saved_at=state.saved_at)
+        with contextlib.suppress(ShimError):  # the peer asks again
+            link.send({"outcome": "yes"}, ANSWER)
+        self.departures.drop_disk(disk)
+
+    def _movable_state(self, vm: VmRecord) -> SavedState:
+        """Raises WrongState. A state is sent only with the disks that it knows."""
+        what, remedy = f"virtual machine {vm.readable} does not run there", "start its pod on that node"
+        if (user := self._user(vm)) is not None:
+            raise WrongState(f"{what}, and its container {user.id.short} is {user.phase.value}; wait until it runs")
+        if vm.volume != OnVolume():
+            raise WrongState(f"{what}, and has its state on a volume; remove virtshim.io/restore-from")
+        if self.saving.hypervisor.power(vm_uuid(vm.disk)).is_on:
+            raise WrongState(f"{what}, but is still on in libvirt; delete its pod on that node")
+        state = vm.saved
+        if state is None or state.taken_by is not None:
+            raise WrongState(f"{what}, and has no saved memory; {remedy}")
+        if state.disks.keys() != {""} or not self.saving.vms.disk_bytes(vm.disk):
+            raise WrongState(f"{what}, and its saved memory belongs to volumes, too; {remedy}")
+        if changed := difference(state.disks, {"": self.saving.vms.root_fingerprint(vm.disk)}):
+            raise WrongState(
+                f"{what}, and its saved memory no longer fits its disk: {changed}; {remedy}, where it boots"
+            )
+        return state
+
+    def _saved_definition(self, vm: VmRecord, state: SavedState, memory: SavedMemory) -> dict[str, object]:
+        disk_bytes = self.saving.vms.disk_bytes(vm.disk)
+        return {
+            "definition": memory.definition,
+            "directories": state.directories or directories_of(self.layout, state.container, vm.disk),
+            "images": self.layout.images,
+            "macs": dict(vm.macs),
+            "has_disk": True,
+            "offer": text_of_offer(Offer(vm.image.value, memory.needs, disk_bytes, memory.memory_bytes)),
+        }
+
+    def _send_saved_memory(self, link: PeerLink, path: str, begins_at: int, mine: _Move) -> None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as exc:
+            raise InternalError(f"the saved memory {path} cannot be read: {exc.strerror}") from exc
+        try:
+            os.lseek(file, begins_at, os.SEEK_SET)
+            mine.memory = file
+            link.send({"memory": True}, ANSWER)
+            self._until_taken(mine)
+            if not mine.sent.wait(LONGEST_PASS):
+                raise DeadlineExceeded(f"node {mine.peer} did not take the guest's memory")
+            if mine.error is not None:
+                raise mine.error
+        finally:
+            with self._lock:
+                mine.memory = -1
+                os.close(file)
+
+    # --- what cannot move
+
     def _refuse_unmovable(self, container: Container) -> None:
         spec = container.spec
-        if what := unsavable(spec.granted, spec.volumes, spec.empty_disks):
+        if what := unsavable_vm(spec):
             raise WrongState(f"virtual machine {spec.vm} cannot be moved with {what}")
         if spec.state_volume:
             raise WrongState(
@@ -348,7 +466,7 @@ class SendVm:
         try:
             yield
         except BaseException:
-            for link in mine.links[1:]:  # whoever takes the memory gets no more of it; the first one is told why
+            for link in mine.links[1:]:  # the other node gets no more of the memory; the first link carries the reason
                 link.close()
             raise
         finally:
@@ -368,13 +486,11 @@ class SendVm:
             raise WrongState(f"virtual machine {vm.readable} is on its way to this node itself; try again")
         return vm
 
-    def _running(self, vm: VmRecord) -> Container:
-        for one in self.saving.records.containers.all():
-            if one.spec.pod_disk == vm.disk and one.is_running:
-                return one
-        raise WrongState(
-            f"virtual machine {vm.readable} does not run there, and only a running one can be moved; start its pod on that node"
-        )
+    def _user(self, vm: VmRecord) -> Container | None:
+        """The container that may use the VM now."""
+        containers = self.saving.records.containers.all()
+        users = [one for one in containers if one.spec.pod_disk == vm.disk and one.phase is not ContainerPhase.EXITED]
+        return next((one for one in users if one.is_running), users[0] if users else None)
 
 
 def _text(asked: dict[str, Any], name: str) -> str:

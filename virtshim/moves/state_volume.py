@@ -6,6 +6,9 @@ next pod's node copies them back if its own files are older.
 A sealed record on the volume counts the VM's starts. A node writes the next number there before it starts the VM. A node with a
 lower number in its own record has stale files, and each memory is continued once.
 
+The volume's server may be gone, so all access to the volume is another process's (`virtshim.moves.volume_process`), with a limit
+of time.
+
 Tenants may write to the volume. The record has an HMAC with the cluster's key (`saved.key_file`) and the hash of each file.
 virtshim checks the HMAC before it parses the record, and uses only this node's copy of a file, whose hash it has checked.
 """
@@ -15,20 +18,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
-import hashlib
 import hmac
-import itertools
 import os
 import re
 import secrets
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -46,48 +47,25 @@ from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import identity
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import MEMORY_FILE, Brought, OnVolume, SavedLimits, SavedState, VmRecord
+from virtshim.moves.volume_process import MARGIN, ODD, StoredFile, VolumePlace, opened_volume
 from virtshim.system.clock import Clock
-from virtshim.system.files import free_bytes, remove_tree, replace_bytes, sync
+from virtshim.system.files import free_bytes, remove_tree, sync
 from virtshim.system.live import Live
 from virtshim.vm.disk_chains import move_images
 
 log = structlog.get_logger(__name__)
 
-_RECORD: Final = "record"
-_LOCK: Final = "lock"
-# Bytes. A record has two or three KiB.
-_LONGEST: Final = 1 << 20
-# Files of a VM: disk, firmware, kernels, memory.
-_MOST_FILES: Final = 100
 _SEALED_AS: Final = b"virtshim state volume 1\n"
 # Bytes of the key.
 _LEAST_KEY: Final = 32
 _MOST_KEY: Final = 4096
-_CHUNK: Final = 4 << 20
-# Bytes that stay free beside the files.
-_MARGIN: Final = 16 << 20
 # Where files are kept until all of them are there.
 _HALF: Final = "state.half"
 # The interfaces of a pod, as containerd and Multus name them.
 _NICS: Final = ("eth0", *(f"net{number}" for number in range(1, 8)))
-# The files of a generation.
-_STATE: Final = re.compile(r"state-[0-9]{1,20}")
-# Entries of the VM's directory that virtshim looks at. Tenants may put millions there.
-_MOST_ENTRIES: Final = 1000
 _UNKNOWN: Final = "its state volume has no record of it, so its memory may have been used elsewhere"
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9._-]{0,99}")
-_SAFE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# The errors for something else in place of a file or directory, and for files that are not virtshim's.
-_ODD: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """`sha256`: in hex."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +116,9 @@ class StateVolumeFiles:
             return {}
         return {name: _mac(hmac.digest(key, f"mac\0{namespace}\0{vm}\0{name}".encode(), "sha256")) for name in _NICS}
 
-    def bring(self, volume: str, disk: str, vm: str) -> Brought:
-        with self._opened(volume, disk) as place:
-            there, known = place.read(vm), self.vms.get(disk)
+    def bring(self, volume: str, disk: str, vm: str, leave_off: threading.Event) -> Brought:
+        with self._opened(volume, disk, leave_off) as place:
+            there, known = place.record(vm), self.vms.get(disk)
             mine = known.volume if known is not None else OnVolume()
             if there is None:
                 self._lose_memory(known)
@@ -162,12 +140,12 @@ class StateVolumeFiles:
                 self.vms.discard(disk)
             return Brought(now, lost)
 
-    def start(self, volume: str, disk: str, sandbox: SandboxId) -> VmRecord:
+    def start(self, volume: str, disk: str, sandbox: SandboxId, leave_off: threading.Event) -> VmRecord:
         known = self.vms.get(disk)
         if known is None:
             raise Aborted("the record of the virtual machine is gone; create the container again")
-        with self._opened(volume, disk, make=True) as place:
-            there = place.read(known.readable)
+        with self._opened(volume, disk, leave_off, make=True) as place:
+            there = place.record(known.readable)
             if there is None:
                 self._lose_memory(known)
                 known = self.vms.get(disk) or known
@@ -181,7 +159,7 @@ class StateVolumeFiles:
             self.vms.put(dataclasses.replace(known, volume=mine))
             mine = dataclasses.replace(mine, generation=mine.generation + 1, start=secrets.token_hex(8), published_at=0)
             before = there or VolumeRecord(known.readable, 0, "", "", "", is_complete=False, at=0)
-            place.write(
+            place.keep(
                 dataclasses.replace(
                     before,
                     generation=mine.generation,
@@ -196,7 +174,7 @@ class StateVolumeFiles:
             now = dataclasses.replace(known, volume=mine)
             self.vms.put(now)
             place.remove_others(before.files_of)
-            place.remove_memory(before.files_of)  # this node has its own copy
+            place.remove_file(before.files_of, MEMORY_FILE)  # this node has its own copy
         return now
 
     def publish(self, disk: str) -> None:
@@ -217,8 +195,8 @@ class StateVolumeFiles:
             known = dataclasses.replace(
                 known.with_state(None), lost="its root disk was changed after its memory was saved"
             )
-        with self._opened(known.volume.path, disk) as place:
-            there = place.read(known.readable)
+        with self._opened(known.volume.path, disk, threading.Event()) as place:
+            there = place.record(known.readable)
             if there is None:
                 raise Aborted("the volume has no record of the VM's start: it is not mounted, or is another one")
             mine = known.volume
@@ -239,7 +217,7 @@ class StateVolumeFiles:
                     files=files,
                     record=known,
                 )
-                place.write(there)
+                place.keep(there)
             self.vms.put(dataclasses.replace(known, volume=dataclasses.replace(mine, published_at=there.at)))
             place.remove_others(there.files_of)
 
@@ -269,8 +247,7 @@ class StateVolumeFiles:
         place.begin()
         files = {}
         for name in names:
-            with open(os.open(directory / name, os.O_RDONLY | _SAFE), "rb") as source:
-                files[name] = place.add(name, source)
+            files[name] = place.add(name, directory / name)
         place.finish(vm.volume.generation)
         return files
 
@@ -318,7 +295,7 @@ class StateVolumeFiles:
         need = sum(file.bytes for file in wanted.values())
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         remove_tree(str(directory), _HALF)
-        if (free := free_bytes(directory)) < need + _MARGIN:
+        if (free := free_bytes(directory)) < need + MARGIN:
             raise ResourceExhausted(
                 f"the files of the virtual machine have {need} bytes, and this node has {free} free below paths.state_dir"
             )
@@ -326,7 +303,7 @@ class StateVolumeFiles:
             self.vms.put(record.forgotten())
         half.mkdir(mode=0o700)
         for name, file in wanted.items():
-            place.fetch(there.files_of, name, file, half / name)
+            place.bring(there.files_of, name, file, half / name)
         if (root := half / Path(self.layout.pod_disk(record.disk)).name).exists():
             move_images(str(root), there.images, self.layout.images)
         # A crash from here on leaves a record that is older than the volume's, so this is done again.
@@ -348,30 +325,21 @@ class StateVolumeFiles:
         return Path(self.layout.kept(disk)).parent
 
     @contextlib.contextmanager
-    def _opened(self, volume: str, disk: str, *, make: bool = False) -> Iterator[_Place]:
-        """Holds the volume open, so that it is not unmounted meanwhile."""
+    def _opened(self, volume: str, disk: str, leave_off: threading.Event, *, make: bool = False) -> Iterator[_Place]:
         key = state_key(self.limits.now.key_file)
         name = f"virtshim-{identity(disk)}"
         try:
-            root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError as exc:
-            raise Aborted("the pod's state volume is no longer mounted on this node") from exc
+            with opened_volume(volume, leave_off) as opened:
+                opened.enter(name, make=make)
+                yield _Place(opened, name, key)
         except OSError as exc:
-            raise Unavailable(f"the state volume cannot be opened: {exc.strerror}") from exc
-        try:
-            place = _Place(root, name, key)
-            with place.alone(make=make):
-                yield place
-        except OSError as exc:
-            if exc.errno in _ODD:
+            if exc.errno in ODD:
                 raise WrongState(
                     f"something is in the way on the state volume ({exc.strerror}); remove {name} from it to start the VM "
                     "without the state there"
                 ) from exc
             kind = ResourceExhausted if exc.errno in _FULL else Unavailable
             raise kind(f"the state volume cannot be used: {exc.strerror or exc}") from exc
-        finally:
-            os.close(root)
 
 
 def state_key(path: str) -> bytes:
@@ -395,46 +363,24 @@ def state_key(path: str) -> bytes:
     return key
 
 
-class _Place:
-    """A VM's directory on a volume. Raises OSError. Follows no link, because tenants may put some there."""
+class _Place(VolumePlace):
+    """A VM's directory on a volume, whose record is sealed with `key`."""
 
-    def __init__(self, root: int, name: str, key: bytes) -> None:
-        self._root = root
+    def __init__(self, opened: VolumePlace, name: str, key: bytes) -> None:
+        super().__init__(opened.asked)
         self._name = name
         self._key = key
 
-    @contextlib.contextmanager
-    def alone(self, *, make: bool) -> Iterator[None]:
-        """Keeps other nodes away. Raises Unavailable if one is there. `make`: makes the directory. Without a directory there is
-        nothing to protect."""
-        try:
-            with self._inside(make=make) as inside:
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(_LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=inside))
-                lock = _opened_regular(_LOCK, inside, os.O_RDWR)
-        except FileNotFoundError:
-            yield
-            return
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as exc:
-                raise Unavailable("another node uses the VM's state volume now; a retry may succeed") from exc
-            yield
-        finally:
-            os.close(lock)
-
-    def read(self, vm: str) -> VolumeRecord | None:
+    def record(self, vm: str) -> VolumeRecord | None:
         """None if the volume has no record. Raises WrongState for one that is not whole, or not of this VM and cluster."""
         try:
-            with self._inside() as inside, _opened_file(_RECORD, inside) as file:
-                text = file.read(_LONGEST + 1)
-        except FileNotFoundError:
-            return None
+            text = self.read()
         except OSError as exc:
-            if exc.errno in _ODD:
-                raise self._refused(vm, "is no regular file") from exc
+            if exc.errno in ODD:
+                raise self._refused(vm, "is not a regular file") from exc
             raise
+        if text is None:
+            return None
         seal, _, body = text.partition(b"\n")
         if not hmac.compare_digest(seal, self._seal(body)):
             raise self._refused(vm, "was changed, cut, or sealed with another cluster's key")
@@ -446,91 +392,14 @@ class _Place:
             raise self._refused(vm, f"is that of virtual machine {found.vm}")
         return found
 
-    def write(self, record: VolumeRecord) -> None:
-        with self._inside(make=True) as inside:
-            body = _SHAPE.dump_json((record,))
-            replace_bytes(f"/proc/self/fd/{inside}/{_RECORD}", self._seal(body) + b"\n" + body)
+    def keep(self, record: VolumeRecord) -> None:
+        body = _SHAPE.dump_json((record,))
+        self.write(self._seal(body) + b"\n" + body)
 
-    def make_room(self, need: int) -> None:
-        """Raises ResourceExhausted. Half-written files of an earlier attempt go first."""
-        with self._inside(make=True) as inside:
-            self._remove_folder(_HALF)
-            if (free := free_bytes(inside)) < need + _MARGIN:
-                raise ResourceExhausted(
-                    f"the state volume has {free} bytes free, and the VM's files have {need}; give it room for two copies"
-                )
-
-    def begin(self) -> None:
-        with self._inside() as inside:
-            os.mkdir(_HALF, 0o700, dir_fd=inside)
-
-    def add(self, name: str, source: IO[bytes]) -> StoredFile:
-        with self._inside(_HALF) as half:
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=half)
-            with open(descriptor, "wb") as file:
-                return _copy(source, file)
-
-    def finish(self, generation: int) -> None:
-        """The added files become those of that generation."""
-        with self._inside() as inside:
-            with self._inside(_HALF) as half:
-                os.fsync(half)
-            self._remove_folder(f"state-{generation}")
-            os.rename(_HALF, f"state-{generation}", src_dir_fd=inside, dst_dir_fd=inside)
-            os.fsync(inside)
-
-    def fetch(self, generation: int, name: str, expected: StoredFile, to: Path) -> None:
+    def bring(self, generation: int, name: str, expected: StoredFile, to: Path) -> None:
         """Raises WrongState for a file that is not the one that was saved."""
-        changed = WrongState(f"the file {name} on the state volume is not the one that was saved; {self._remedy()}")
-        try:
-            with self._inside(f"state-{generation}") as folder:
-                source = _opened_file(name, folder)
-        except OSError as exc:
-            if exc.errno in (errno.ENOENT, *_ODD):
-                raise changed from exc
-            raise
-        with source:
-            if os.fstat(source.fileno()).st_size != expected.bytes:
-                raise changed
-            with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                if _copy(source, file, expected.bytes) != expected:
-                    raise changed
-
-    def remove_memory(self, generation: int) -> None:
-        with contextlib.suppress(FileNotFoundError), self._inside(f"state-{generation}") as folder:
-            os.unlink(MEMORY_FILE, dir_fd=folder)
-
-    def remove_others(self, generation: int) -> None:
-        """Removes the files of all other generations."""
-        with self._inside() as inside, os.scandir(inside) as entries:
-            found = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES) if _STATE.fullmatch(entry.name)]
-        for name in found:
-            if name != f"state-{generation}":
-                with contextlib.suppress(OSError):  # a tenant has put something there
-                    self._remove_folder(name)
-
-    def _remove_folder(self, name: str) -> None:
-        """Removes at most as many files as a VM has, because a tenant may have put millions there."""
-        with contextlib.suppress(FileNotFoundError), self._inside() as inside:
-            with self._inside(name) as folder, os.scandir(folder) as entries:
-                for entry in itertools.islice(entries, _MOST_FILES):
-                    os.unlink(entry.name, dir_fd=folder)
-            os.rmdir(name, dir_fd=inside)
-
-    @contextlib.contextmanager
-    def _inside(self, folder: str = "", *, make: bool = False) -> Iterator[int]:
-        if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self._name, 0o700, dir_fd=self._root)
-                os.fsync(self._root)
-        opened = os.open(self._name, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._root)
-        try:
-            if folder:
-                above, opened = opened, os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=opened)
-                os.close(above)
-            yield opened
-        finally:
-            os.close(opened)
+        if self.fetch(generation, name, expected.bytes, to) != expected:
+            raise WrongState(f"the file {name} on the state volume is not the one that was saved; {self._remedy()}")
 
     def _seal(self, body: bytes) -> bytes:
         return hmac.digest(self._key, _SEALED_AS + body, "sha256").hex().encode()
@@ -542,40 +411,8 @@ class _Place:
         return f"restore the volume, or remove {self._name} from it to start the VM without that state"
 
 
-def _opened_file(name: str, directory: int) -> IO[bytes]:
-    return open(_opened_regular(name, directory, os.O_RDONLY), "rb")
-
-
-def _opened_regular(name: str, directory: int, flags: int) -> int:
-    """Raises OSError, with one of `_ODD` for what is no regular file. Looks first, because to open a device may do something."""
-    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise OSError(errno.ENXIO, "no regular file")
-        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    finally:
-        os.close(found)
-
-
-def _copy(source: IO[bytes], to: IO[bytes], most: int = 1 << 62) -> StoredFile:
-    """Leaves holes where the source has zeros. The copy is on disk on return. `most`: bytes after which it stops; a source that
-    is longer then gives a wrong size."""
-    digest, size = hashlib.sha256(), 0
-    while size <= most and (data := source.read(_CHUNK)):
-        digest.update(data)
-        size += len(data)
-        if data.count(0) == len(data):
-            to.seek(len(data), os.SEEK_CUR)
-        else:
-            to.write(data)
-    to.flush()
-    os.ftruncate(to.fileno(), size)
-    os.fsync(to.fileno())
-    return StoredFile(size, digest.hexdigest())
-
-
 def _is_state(name: str) -> bool:
-    """Whether a file of a VM's directory belongs to its state: all but the record and what is half written."""
+    """Whether a file of a VM's directory belongs to its state: all files but the record and half-written files."""
     return bool(_NAME.fullmatch(name)) and name != VM_RECORD and not name.endswith((".half", ".new"))
 
 

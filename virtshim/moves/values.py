@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from virtshim.annotations.parse import ON_STOP_ANNOTATION
+from virtshim.annotations.names import ON_STOP_ANNOTATION
 from virtshim.devices.values import GrantedDevices
 from virtshim.guest.command import OutputPosition
-from virtshim.model.container import Container, ProcessUser
+from virtshim.model.container import Container, ContainerSpec, ProcessUser
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.network import taps_of
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
 from virtshim.moves.fingerprints import Fingerprint
@@ -159,11 +160,12 @@ class VmRecord:
         return dataclasses.replace(self, saved=None, lapsed_at=at)
 
     def forgotten(self) -> VmRecord:
-        """Before the files are removed: what is left of them is older than any copy on a volume."""
+        """The record just before the removal of the VM's files: whatever remains of them counts as older than any copy on a
+        volume."""
         return dataclasses.replace(self, saved=None, volume=OnVolume(published_at=1))
 
     def arrived(self, state: SavedState | None, *, lost: str) -> VmRecord:
-        """From now on it is here."""
+        """The record of a VM that has arrived on this node."""
         return dataclasses.replace(self, arrival=None, departure=None, saved=state, lost=lost)
 
     def booted(self) -> VmRecord:
@@ -213,6 +215,19 @@ def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_di
     return ""
 
 
+_BESIDE_CONTAINERS: Final = "containers beside it, which share its network (passt); use the RuntimeClass virtshim"
+
+
+def unrenewable_vm(spec: ContainerSpec) -> str:
+    """Like `unrenewable`, for the VM of a container."""
+    return _BESIDE_CONTAINERS if spec.passt_uid else unrenewable(spec.granted, spec.volumes)
+
+
+def unsavable_vm(spec: ContainerSpec) -> str:
+    """Like `unsavable`, for the VM of a container."""
+    return _BESIDE_CONTAINERS if spec.passt_uid else unsavable(spec.granted, spec.volumes, spec.empty_disks)
+
+
 def refuse_unsavable(
     granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]
 ) -> None:
@@ -223,8 +238,7 @@ def refuse_unsavable(
 
 def without_foreign_macs(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
     """Without its state if the guest's NICs had other MACs on the node that saved it: its frames would be dropped here."""
-    nics = sandbox.network.interfaces if sandbox.network else ()
-    other = [nic for nic in nics if not nic.function and vm.macs.get(nic.name, nic.mac) != nic.mac]
+    other = [nic for nic in taps_of(sandbox.network) if vm.macs.get(nic.name, nic.mac) != nic.mac]
     if vm.saved is None or not other:
         return vm
     why = f"its NIC {other[0].name} has the MAC {other[0].mac} on this node, and had {vm.macs[other[0].name]}"
@@ -233,7 +247,7 @@ def without_foreign_macs(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
 
 def with_nics(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
     """The VM with the MACs and addresses of this pod's NICs that are taps."""
-    nics = [nic for nic in sandbox.network.interfaces if not nic.function] if sandbox.network else []
+    nics = taps_of(sandbox.network)
     return dataclasses.replace(
         vm,
         macs={**vm.macs, **{nic.name: nic.mac for nic in nics}},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from virtshim.devices.host_files import HostFiles
@@ -15,8 +15,9 @@ from virtshim.model.errors import InvalidRequest
 CONTAINERD: Final = "containerd"
 CRIO: Final = "cri-o"
 _MAX_BYTES: Final = 1 << 20
-_CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
+CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
 _CRIO_FILE: Final = "/etc/crio/crio.conf"
+_CRIO_DROP_INS: Final = f"{_CRIO_FILE}.d"
 _PROGRAMS: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin")
 # Version 2 of containerd's file has one table for CRI, version 3 has two.
 _CRI: Final = "io.containerd.grpc.v1.cri"
@@ -42,6 +43,19 @@ class RuntimeSetup:
     registry_hosts_dir: str = ""
     driver_table: str = ""
     """The table of the file that sets the cgroup driver."""
+    default_runtime: str = ""
+    """containerd's OCI runtime of pods without a RuntimeClass."""
+    handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The tables of OCI runtimes in its files, by the RuntimeClass handler."""
+    handlers_table: str = ""
+    """containerd's name of the table that holds these tables; "" for CRI-O, which gets no further table."""
+    elsewhere: str = ""
+    """The imported file with settings of containerd's CRI. containerd 1 then ignores those settings of the main file."""
+
+    @property
+    def tells_handlers(self) -> bool:
+        """Whether it tells a pod's RuntimeClass handler, by which `virtshim proxy` knows pods with containers beside their VM."""
+        return self.name == CONTAINERD
 
     def remedy(self, driver: str) -> str:
         """How to set this cgroup driver in the runtime."""
@@ -66,12 +80,15 @@ def _installed(files: HostFiles, program: str, socket: str) -> bool:
 
 
 def _containerd(files: HostFiles) -> RuntimeSetup:
-    document, trouble = _document(files, _CONTAINERD_FILE)
+    document, trouble = _document(files, CONTAINERD_FILE)
+    elsewhere = ""
     for pattern in _texts(document.get("imports")):
         directory, _, ending = pattern.rpartition("/")
         for name in fnmatch.filter(files.names(directory), ending):
             imported, bad = _document(files, f"{directory}/{name}")
             document, trouble = _merged(document, imported), trouble or bad
+            if {_CRI, _CRI_RUNTIME} & set(_table(imported, "plugins")):
+                elsewhere = f"{directory}/{name}"
     plugins = _table(document, "plugins")
     cri = _table(plugins, _CRI_RUNTIME) or _table(plugins, _CRI)
     cni = _table(cri, "cni")
@@ -85,7 +102,7 @@ def _containerd(files: HostFiles) -> RuntimeSetup:
     return RuntimeSetup(
         CONTAINERD,
         socket,
-        _CONTAINERD_FILE,
+        CONTAINERD_FILE,
         trouble,
         is_running=files.exists(socket),
         serves_cri=not off,
@@ -94,16 +111,21 @@ def _containerd(files: HostFiles) -> RuntimeSetup:
         cni_bin_dirs=bins or ("/opt/cni/bin",),
         registry_hosts_dir=str(_table(images, "registry").get("config_path") or "").split(":")[0],
         driver_table=f'[plugins."{plugin}".containerd.runtimes.{default}.options]',
+        default_runtime=default,
+        handlers=_tables(_table(cri, "containerd", "runtimes")),
+        handlers_table=f'plugins."{plugin}".containerd.runtimes',
+        elsewhere=elsewhere,
     )
 
 
 def _crio(files: HostFiles) -> RuntimeSetup:
     document, trouble = _document(files, _CRIO_FILE)
-    for name in files.names(f"{_CRIO_FILE}.d"):
-        imported, bad = _document(files, f"{_CRIO_FILE}.d/{name}")
+    for name in files.names(_CRIO_DROP_INS):
+        imported, bad = _document(files, f"{_CRIO_DROP_INS}/{name}")
         document, trouble = _merged(document, imported), trouble or bad
     crio = _table(document, "crio")
     network = _table(crio, "network")
+    runtime = _table(crio, "runtime")
     socket = str(_table(crio, "api").get("listen") or "/run/crio/crio.sock").removeprefix("/var")
     return RuntimeSetup(
         CRIO,
@@ -112,10 +134,11 @@ def _crio(files: HostFiles) -> RuntimeSetup:
         trouble,
         is_running=files.exists(socket),
         # CRI-O's default.
-        cgroup_driver=str(_table(crio, "runtime").get("cgroup_manager") or "systemd"),
+        cgroup_driver=str(runtime.get("cgroup_manager") or "systemd"),
         cni_conf_dir=str(network.get("network_dir") or "/etc/cni/net.d").rstrip("/"),
         cni_bin_dirs=tuple(one.rstrip("/") for one in _texts(network.get("plugin_dirs"))) or ("/opt/cni/bin",),
         driver_table="[crio.runtime]",
+        handlers=_tables(_table(runtime, "runtimes")),
     )
 
 
@@ -135,6 +158,10 @@ def _table(tables: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _tables(tables: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: table for name, table in tables.items() if isinstance(table, dict)}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

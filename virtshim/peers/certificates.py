@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from virtshim.model.errors import PermissionRefused, WrongState
-from virtshim.model.text import is_node_name
+from virtshim.model.text import is_object_name
 from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,7 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class PeerFiles:
-    """Paths of PEM files, as in the table [peers] of the settings; "" if not set."""
+    """Paths of PEM files, as in the table [peers] of the settings; "" if not set. All may be one file."""
 
     certificate: str = ""
     key: str = ""
@@ -37,9 +37,10 @@ class PeerFiles:
 
 @dataclass(frozen=True, slots=True)
 class OwnCertificate:
-    """`node`: the name that it gives this node. `until`: when it expires, in seconds since the epoch."""
+    """`node`: the name that it gives this node. `since`, `until`: when it is valid, in seconds since the epoch."""
 
     node: str
+    since: float
     until: float
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -80,7 +81,7 @@ class PeerCertificates:
 def named_node(certificate: Mapping[str, Any] | None, whose: str) -> str:
     """The node that a verified certificate names. Raises PermissionRefused, which begins with `whose`."""
     names = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
-    if len(names) != 1 or not is_node_name(names[0]):
+    if len(names) != 1 or not is_object_name(names[0]):
         raise PermissionRefused(
             f"{whose}: a node's certificate must have one DNS name, the node's, in its subjectAltName, and this one has "
             f"{names[:4]}; issue a new one"
@@ -92,11 +93,7 @@ def read_certificate(files: PeerFiles) -> OwnCertificate:
     """Raises WrongState unless every node with this CA would accept the certificate now, as a server and as a client."""
     if not (files.certificate and files.key and files.ca):
         raise WrongState("this node has no certificate for other nodes; set peers.certificate, peers.key and peers.ca")
-    with (
-        _opened("certificate", files.certificate) as certificate,
-        _opened("key", files.key) as key,
-        _opened("ca", files.ca) as ca,
-    ):
+    with _opened_once(files) as (certificate, key, ca):
         _refuse_unless_private(files.key, os.fstat(key))
         contexts = []
         for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
@@ -106,7 +103,7 @@ def read_certificate(files: PeerFiles) -> OwnCertificate:
             context.verify_mode = ssl.CERT_REQUIRED
             with _explained(f"peers.ca: {files.ca} has no usable certificate", "write the CA's as PEM"):
                 context.load_verify_locations(f"/proc/self/fd/{ca}")
-            pair = f"peers.certificate {files.certificate} and peers.key {files.key} are no usable pair"
+            pair = f"peers.certificate {files.certificate} and peers.key {files.key} do not fit together"
             with _explained(pair, "write a certificate and its key as PEM, the key without a password"):
                 # The descriptors: what was checked is what is read. A key with a password must not ask the terminal for it.
                 context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=lambda: "")
@@ -120,7 +117,8 @@ def read_certificate(files: PeerFiles) -> OwnCertificate:
         node = named_node(seen, f"peers.certificate {files.certificate}")
     except PermissionRefused as exc:
         raise WrongState(str(exc)) from exc
-    return OwnCertificate(node, ssl.cert_time_to_seconds(seen["notAfter"]), server, client)
+    since, until = (float(ssl.cert_time_to_seconds(seen[name])) for name in ("notBefore", "notAfter"))
+    return OwnCertificate(node, since, until, server, client)
 
 
 def reason(error: OSError) -> str:
@@ -149,6 +147,17 @@ def _explained(what: str, remedy: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise WrongState(f"{what}: {reason(exc)}; {remedy}") from exc
+
+
+@contextlib.contextmanager
+def _opened_once(files: PeerFiles) -> Iterator[tuple[int, int, int]]:
+    """A file that holds several parts is opened once, so that the parts fit each other while somebody replaces it."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, int] = {}
+        for setting, path in (("certificate", files.certificate), ("key", files.key), ("ca", files.ca)):
+            if path not in opened:
+                opened[path] = stack.enter_context(_opened(setting, path))
+        yield opened[files.certificate], opened[files.key], opened[files.ca]
 
 
 @contextlib.contextmanager

@@ -204,7 +204,7 @@ class TlsLink:
         except (ValueError, RecursionError) as exc:
             raise self._malformed(f"bad JSON ({escaped(str(exc), 100)})") from exc
         if not isinstance(found, dict):
-            raise self._malformed("JSON that is no object")
+            raise self._malformed("JSON that is not an object")
         return found
 
     def _malformed(self, what: str) -> InvalidRequest:
@@ -298,7 +298,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 @contextlib.contextmanager

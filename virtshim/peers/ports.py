@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from virtshim.model.errors import ShimError
+from virtshim.system.locks import LeaveOff
 
 
 class PeerLink(Protocol):
@@ -44,10 +45,11 @@ class PeerLink(Protocol):
 
 
 class Peers(Protocol):
-    def connect(self, node: str, timeout: float) -> AbstractContextManager[PeerLink]:
-        """The peer has accepted the connection inside the block. Raises InvalidRequest (no name of a node), Unavailable,
-        PermissionRefused (the certificate there is not valid or names another node, or the node refuses ours),
-        ResourceExhausted (the node has no place for another connection), WrongState as `check`."""
+    def connect(self, node: str, timeout: float, leave_off: LeaveOff | None = None) -> AbstractContextManager[PeerLink]:
+        """The peer has accepted the connection inside the block. `leave_off` closes it at any time, and calls that wait for the
+        peer then raise Unavailable. Raises InvalidRequest (no name of a node), Unavailable, PermissionRefused (the
+        certificate there is not valid or names another node, or the node refuses ours), ResourceExhausted (the node has no place
+        for another connection), WrongState like `check`."""
 
     def check(self) -> None:
         """Raises WrongState, with the remedy, if this node has no certificate that its peers would accept."""

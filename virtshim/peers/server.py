@@ -35,7 +35,8 @@ _FIRST: Final = 5.0
 _AGAIN: Final = 30.0
 _CLOSE: Final = 5.0
 # What may be open at once: connections of nodes, and handshakes.
-_PLACES: Final = Places("connections", 16, 4, "wait until one ends", "wait until one ends", holder="peer")
+# A node's two moves have two each, and its questions need some, too.
+_PLACES: Final = Places("connections", 24, 6, "wait until one ends", "wait until one ends", holder="peer")
 _HANDSHAKES: Final = 16
 # Threads: some more, for handshakes that had to make room and are just ending.
 _THREADS: Final = _PLACES.total + _HANDSHAKES + 8
@@ -58,10 +59,13 @@ def by_operation(handlers: Mapping[str, Callable[[PeerLink, dict[str, Any]], Non
 class PeerServer:
     """`listen`: as in the settings; "" serves nothing. `handle` runs on a thread of its own for each connection. The peer gets
     the ShimError that leaves it, and learns of other exceptions only that there was one. If the address is taken or the
-    certificate cannot be used, the daemon works on, and the server tries again."""
+    certificate cannot be used, the daemon works on, and the server tries again. `handshake`: its limit in seconds."""
 
-    def __init__(self, listen: str, files: PeerFiles, handle: Callable[[PeerLink], None]) -> None:
+    def __init__(
+        self, listen: str, files: PeerFiles, handle: Callable[[PeerLink], None], *, handshake: float = _HANDSHAKE
+    ) -> None:
         self._text = listen
+        self._handshake = handshake
         self._certificates = PeerCertificates(files)
         self._handle = handle
         self._stopping = threading.Event()
@@ -147,7 +151,7 @@ class PeerServer:
             if self._enter(connected, host):
                 link = TlsLink(connected, self._certificates.current().server, is_server=True)
                 self._trouble.over()
-                link.peer = named_node(link.handshake(_HANDSHAKE), host)
+                link.peer = named_node(link.handshake(self._handshake), host)
                 self._serve_node(link, connected)
         except WrongState as exc:
             text, _, remedy = str(exc).partition("; ")

@@ -28,6 +28,8 @@ class VmCgroupClient:
 
     def make(self, group: VmCgroup, timeout: float) -> None:
         args = {"sandbox": group.sandbox.value, "uid": group.uid, "queues": group.nic_queues, **self._args(group)}
+        if group.passt_socket:
+            args["stream"] = group.passt_socket
         doing = f"making the cgroup of container {group.container.short}"
         self._tapmanager.tell("group", args, timeout, doing, newer=("queues",))
 

@@ -95,12 +95,12 @@ class Subscription:
 class EventBroadcaster:
     """`most`: how many may subscribe at once, because each may hold a thread of the caller."""
 
-    def __init__(self, stamps: Stamps, most: int, room: int = 1024, grace: float = 10.0) -> None:
+    def __init__(self, stamps: Stamps, most: int, room: int = 1024) -> None:
         """`room`: how many changes may wait for one subscriber. The default is a minute on a busy node; changes are
-        small, because they only refer to records. `grace`: seconds that a subscriber which fell behind gets to read
-        what is already waiting for it, and then the reason why it was dropped."""
+        small, because they only refer to records."""
         self.room = room
-        self.grace = grace
+        # Seconds for a subscriber that fell behind to read what is waiting for it, and then why it was dropped.
+        self.grace = 10.0
         self._stamps = stamps
         self._most = most
         self._lock = threading.Lock()
@@ -187,9 +187,10 @@ class RecordChanges:
 
 
 def sandbox_changes(before: Sandbox | None, after: Sandbox | None) -> Sequence[EventType]:
-    """The events for a change of a sandbox's record. For callers a half-made sandbox does not exist. Pure."""
+    """The events for a change of a sandbox's record. For callers a half-made sandbox, or an adopted one, does not exist. Pure."""
     was_shown, is_shown = before is not None and before.is_visible, after is not None and after.is_visible
-    was_ready, is_ready = before is not None and before.is_ready, after is not None and after.is_ready
+    was_ready = was_shown and before is not None and before.is_ready
+    is_ready = is_shown and after is not None and after.is_ready
     happened = (
         (is_shown and not was_shown, EventType.CREATED),
         (is_ready and not was_ready, EventType.STARTED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from virtshim.model.container import Container
 from virtshim.model.errors import InvalidRequest, NotFound, WrongState
@@ -49,18 +49,21 @@ def pod_of(records: Records, container: Container) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All fields that are set must match: `id` and `sandbox_id` by prefix, labels exactly."""
+    """All fields that are set must match: `id` and `sandbox_id` by prefix, labels exactly. `adopted`: adopted sandboxes, too."""
 
     id: str = ""
     sandbox_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False
 
 
 def list_sandboxes(records: Records, wanted: Filter) -> Sequence[Sandbox]:
     return [
         s
         for s in records.sandboxes.all()
-        if s.is_visible and s.id.value.startswith(wanted.id) and _has(s.config.labels, wanted.labels)
+        if _is_shown(s, adopted=wanted.adopted)
+        and s.id.value.startswith(wanted.id)
+        and _has(s.config.labels, wanted.labels)
     ]
 
 
@@ -79,30 +82,43 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in wanted.items())
 
 
-class _Record(Protocol):
-    @property
-    def id(self) -> SandboxId | ContainerId: ...
-
-    @property
-    def is_visible(self) -> bool: ...
+def _is_shown(sandbox: Sandbox, *, adopted: bool) -> bool:
+    return sandbox.is_made if adopted else sandbox.is_visible
 
 
-T = TypeVar("T", bound=_Record)
+T = TypeVar("T", Sandbox, Container)
 
 
-def find_sandbox(records: Records, text: str) -> Sandbox | None:
-    """None if no record matches. Raises InvalidRequest if several match, or if `text` is empty."""
-    return _by_prefix(records.sandboxes.all(), text, "pod sandbox")
+def find_sandbox(records: Records, text: str, *, adopted: bool = False) -> Sandbox | None:
+    """None if no record matches. Raises InvalidRequest if several match, or if `text` is empty. `adopted`: adopted sandboxes
+    match, too."""
+    shown = (one for one in records.sandboxes.all() if _is_shown(one, adopted=adopted))
+    return _by_prefix(shown, text, "pod sandbox")
 
 
 def find_container(records: Records, text: str) -> Container | None:
     """Like `find_sandbox`."""
-    return _by_prefix(records.containers.all(), text, "container")
+    return _by_prefix((one for one in records.containers.all() if one.is_visible), text, "container")
 
 
-def get_sandbox(records: Records, text: str) -> Sandbox:
+def get_sandbox(records: Records, text: str, *, adopted: bool = False) -> Sandbox:
     """Raises NotFound."""
-    found = find_sandbox(records, text)
+    found = find_sandbox(records, text, adopted=adopted)
+    if found is None:
+        raise no_such_sandbox(repr(text[:80]))
+    return found
+
+
+def find_any_sandbox(records: Records, text: str) -> Sandbox | None:
+    """Like `find_sandbox`. An adopted sandbox is found by its full id alone: its callers know it from the runtime that made
+    it."""
+    hidden = (one for one in records.sandboxes.all() if one.adopted is not None and one.id.value == text)
+    return next(hidden, None) or find_sandbox(records, text)
+
+
+def get_any_sandbox(records: Records, text: str) -> Sandbox:
+    """Like `find_any_sandbox`. Raises NotFound."""
+    found = find_any_sandbox(records, text)
     if found is None:
         raise no_such_sandbox(repr(text[:80]))
     return found
@@ -132,7 +148,7 @@ def require_running(container: Container) -> None:
 def _by_prefix(records: Iterable[T], text: str, what: str) -> T | None:
     if not text:
         raise InvalidRequest(f"the {what} id is empty")
-    matches = [record for record in records if record.is_visible and record.id.value.startswith(text)]
+    matches = [record for record in records if record.id.value.startswith(text)]
     if len(matches) > 1:
         raise InvalidRequest(f"{what} id {text!r} is ambiguous: {len(matches)} match; give more digits")
     return matches[0] if matches else None

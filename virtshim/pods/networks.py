@@ -15,7 +15,7 @@ from virtshim.model.deadline import Deadline
 from virtshim.model.errors import NotFound, ShimError, Unavailable
 from virtshim.model.ids import SandboxId
 from virtshim.model.network import Bandwidth, Dns, Interface, PluginRuns, PodNetwork, PolicyRule, Route, TableRoute
-from virtshim.model.sandbox import PodKey
+from virtshim.model.sandbox import Adoption, PodKey
 from virtshim.model.usage import InterfaceUsage
 from virtshim.pods.ports import AttachRequest
 from virtshim.pods.tapmanager_connection import TapmanagerConnection
@@ -51,11 +51,11 @@ class PodNetworkClient:
             clock.wait(never, 0.2)
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
-        pod, dns, limits = request.pod, request.dns, request.bandwidth
+        if request.existing is not None:
+            return self._attach_existing(request, request.existing, timeout)
+        limits = request.bandwidth
         args = {
-            "sandbox": request.sandbox.value,
-            "pod": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
-            "dns": {"servers": dns.servers, "searches": dns.searches, "options": dns.options},
+            **_pod_args(request),
             "port_mappings": [
                 {
                     "protocol": mapping.protocol,
@@ -70,15 +70,17 @@ class PodNetworkClient:
             **({"bandwidth": dataclasses.asdict(limits)} if limits != Bandwidth() else {}),
             **({"multi_queue": True} if request.multi_queue else {}),
             "policy_routes": True,
-            **({"macs": dict(request.macs)} if request.macs else {}),
             **(
                 {"addresses": {name: list(ips) for name, ips in request.addresses.items()}} if request.addresses else {}
             ),
         }
-        doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
-        return self._tapmanager.ask(
-            "attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes", "addresses")
-        )
+        newer = ("multi_queue", "policy_routes", "addresses")
+        return self._tapmanager.ask("attach", args, timeout, _attaching(request), _network, newer=newer)
+
+    def _attach_existing(self, request: AttachRequest, to: Adoption, timeout: float) -> PodNetwork:
+        """The other runtime has given its plugins the rest, such as host ports and bandwidth."""
+        args = {**_pod_args(request), "existing": {"path": to.netns, "addresses": list(to.addresses)}}
+        return self._tapmanager.ask("attach", args, timeout, _attaching(request), _network)
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         args = {"sandbox": sandbox.value}
@@ -119,6 +121,20 @@ class PodNetworkClient:
             return str(exc)
 
 
+def _attaching(request: AttachRequest) -> str:
+    return f"attaching the network of pod {request.pod.readable}"
+
+
+def _pod_args(request: AttachRequest) -> dict[str, object]:
+    pod, dns = request.pod, request.dns
+    return {
+        "sandbox": request.sandbox.value,
+        "pod": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
+        "dns": {"servers": dns.servers, "searches": dns.searches, "options": dns.options},
+        **({"macs": dict(request.macs)} if request.macs else {}),
+    }
+
+
 def _network(answer: Json) -> PodNetwork:
     require(answer, ("interfaces", "ips"), "answer")
     dns = as_object(answer.get("dns"), "answer.dns")
@@ -129,6 +145,7 @@ def _network(answer: Json) -> PodNetwork:
         ips=texts(answer, "ips", "answer"),
         dns=Dns(*(texts(dns, name, "answer.dns") for name in ("servers", "searches", "options"))),
         fetch_key=text(answer, "fetch_key", "answer"),
+        inode=number({"inode": 0, **answer}, "inode", "answer", 0, _MOST),
     )
 
 

@@ -46,6 +46,7 @@ class NodeStatus:
     layout: Layout
     functions: FunctionInspection
     broken_devices: Callable[[], Mapping[PciAddress, str]]
+    templates: Callable[[], Mapping[str, object]]
 
     def conditions(self) -> Sequence[Condition]:
         """The two conditions that kubelet expects. Never waits for libvirt."""
@@ -59,7 +60,7 @@ class NodeStatus:
 
     def facts(self) -> Mapping[str, object]:
         """`unreadable`: records that cannot be read. `unfinished`: repairs that have not succeeded yet.
-        `brokenDevices`: PCI functions that no VM gets. Each maps names to reasons."""
+        `brokenDevices`: PCI functions that no VM gets. Each maps names to reasons. `templates`: see `Templates.facts`."""
         return {
             "version": self.version,
             "nodeId": self.node_id,
@@ -67,6 +68,7 @@ class NodeStatus:
             "unreadable": dict(self.records.unreadable()),
             "unfinished": dict(self.unfinished()),
             "brokenDevices": {str(address): why for address, why in self.broken_devices().items()},
+            "templates": self.templates(),
         }
 
     def sandbox_facts(self, sandbox: Sandbox) -> Mapping[str, object]:
@@ -93,6 +95,7 @@ class NodeStatus:
             "agentSocket": self.layout.agent_socket(container.id),
             "devices": self.functions.of_container(container),
             "sizedBy": self._sized_by(container),
+            "fromTemplate": container.status.warm_started,
         }
 
     def _sized_by(self, container: Container) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from virtshim.model.cgroup import VmCgroup
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.network import Bandwidth, Dns, PluginRuns, PodNetwork
-from virtshim.model.sandbox import PodKey, PortMapping
+from virtshim.model.sandbox import Adoption, PodKey, PortMapping
 from virtshim.model.usage import InterfaceUsage
 
 # Pods' networks.
@@ -31,6 +31,8 @@ class AttachRequest:
     macs: Mapping[str, str] = field(default_factory=dict)
     # Wanted addresses as CIDRs, by the name of the interface. The pod gets others if they are taken.
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The namespace of another runtime's sandbox, to which the VMs are attached with passt. No CNI plugin runs for it.
+    existing: Adoption | None = None
 
 
 class PodNetworks(Protocol):

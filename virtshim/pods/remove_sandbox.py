@@ -40,6 +40,7 @@ class RemoveSandbox:
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
+            sandbox.refuse_if_ready()
             with self.locks.held_for_all(pod_hash(sandbox.key)):
                 self._remove_disks_with_the_last(sandbox)
                 self.records.sandboxes.delete(sandbox.id)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.annotations.beside_containers import refuse_alone
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.annotations.profiles import Profile, of_pod
 from virtshim.metrics import observed
 from virtshim.metrics.start_ups import StartUps
 from virtshim.model.deadline import Deadline
 from virtshim.model.errors import AlreadyExists
-from virtshim.model.ids import ImageDigest, SandboxId
+from virtshim.model.ids import SandboxId
 from virtshim.model.sandbox import (
     PodKey,
     Sandbox,
@@ -26,9 +27,9 @@ from virtshim.model.sandbox import (
     vm_name,
 )
 from virtshim.model.sizing import may_want_queues
-from virtshim.model.vm import DiskBus
 from virtshim.moves.ports import SavedVms, StateVolumes
 from virtshim.moves.receiving import ReceiveVm
+from virtshim.pods.earlier import disk_bus, known_nics, root_disks
 from virtshim.pods.ports import AttachRequest, PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock, Stamps
@@ -42,7 +43,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class RunSandbox:
     """`timeout`: seconds for the clean-up of a failed call, whatever the caller's deadline is. `require_overhead`:
-    refuse pods whose RuntimeClass has no memory overhead."""
+    refuse pods whose RuntimeClass has no memory overhead. `pod_handlers`: of pods whose sandbox another runtime makes."""
 
     records: Records
     networks: PodNetworks
@@ -51,6 +52,7 @@ class RunSandbox:
     locks: PodLocks
     inflight: Inflight[SandboxId]
     handlers: frozenset[str]
+    pod_handlers: frozenset[str]
     profiles: Live[Sequence[Profile]]
     require_overhead: Live[bool]
     timeout: float
@@ -62,12 +64,12 @@ class RunSandbox:
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first id. The same name with a
         different config raises AlreadyExists."""
-        check_handler(config.runtime_handler, self.handlers)
+        check_handler(config.runtime_handler, self.handlers, self.pod_handlers)
         if self.require_overhead.now:
             refuse_without_overhead(config)
         profile = of_pod(self.profiles.now, config.annotations, config.runtime_handler)
         # Bad annotations fail here, because the pod's events show this call's errors first.
-        parse_vm_options({**profile, **config.annotations})
+        refuse_alone(parse_vm_options({**profile, **config.annotations}))
         left = deadline.left(self.clock.monotonic())
         return self.inflight.run(key, config, lambda: self._run(key, config, profile, deadline), timeout=left)
 
@@ -96,27 +98,14 @@ class RunSandbox:
             key=key,
             config=config,
             created_at=self.stamps.next(),
-            root_disks=self._root_disks(key),
-            disk_bus=self._disk_bus(key),
+            root_disks=root_disks(self.records, key),
+            disk_bus=disk_bus(self.records, key),
             profile=profile,
         )
         # CREATING is not synced, READY is: after a power cut kubelet asks again, and a network without a record is
         # released.
         self.records.sandboxes.add(sandbox, survives_power_cuts=False)
         return sandbox
-
-    def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
-        """The root disks that the pod's earlier sandboxes made."""
-        found: dict[str, ImageDigest] = {}
-        for earlier in self.records.sandboxes.all():  # in order of creation, so the newest one overrides
-            if earlier.key.is_same_pod(pod):
-                found.update(earlier.root_disks)
-        return found
-
-    def _disk_bus(self, pod: PodKey) -> DiskBus:
-        """The disk bus of the pod's first sandbox, because the guest on a kept disk knows that bus."""
-        earlier = [other.disk_bus for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
-        return earlier[0] if earlier else DiskBus.VIRTIO
 
     def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
         """A failure leaves nothing behind, unless undo fails too: then the row becomes NOT_READY, so that kubelet's
@@ -127,7 +116,7 @@ class RunSandbox:
             config = sandbox.config
             options = parse_vm_options(sandbox.vm_annotations)
             vm = vm_name(options.vm, sandbox.key)
-            macs, addresses = self._known_nics(sandbox.key, vm)
+            macs, addresses = known_nics(self.vms, sandbox.key, vm)
             if options.state_volume:  # the guest has these MACs on every node
                 self.state_volumes.check()
                 macs = {**macs, **self.state_volumes.macs(sandbox.key.namespace, vm)}
@@ -151,16 +140,6 @@ class RunSandbox:
             undo.commit()
         log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
         return sandbox.id
-
-    def _known_nics(self, pod: PodKey, vm: str) -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
-        """The MACs and addresses of a VM that has run before: its guest knows them. All its containers have the same NICs."""
-        macs: dict[str, str] = {}
-        addresses: dict[str, tuple[str, ...]] = {}
-        for known in self.vms.all() if vm else ():
-            if (known.namespace, known.name) == (pod.namespace, vm):
-                macs |= known.macs
-                addresses |= known.addresses
-        return macs, addresses
 
     def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
         if undo.clean:

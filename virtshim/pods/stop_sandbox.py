@@ -42,7 +42,7 @@ class StopSandbox:
         """Containers get no grace period, because kubelet has stopped its own by now. The copies to
         state volumes and the release of the network are made once; a failure is raised, and the next call tries again."""
         self._kill_containers(wanted.id)
-        with self.locks.held(wanted.id):
+        with self.locks.held_to_end(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
@@ -63,6 +63,7 @@ class StopSandbox:
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:
                 return
+            sandbox.refuse_if_ready()
             timeout = max(self.parts.timeout, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
             self.records.sandboxes.replace(sandbox.with_network_released())

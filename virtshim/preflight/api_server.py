@@ -1,10 +1,11 @@
 """Checks against the API server: the rights of `kubernetes.kubeconfig`, and, for `virtshim check --kubeconfig`, the cluster's
-RuntimeClasses."""
+RuntimeClasses. Also the agent's credentials, without asking the server."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,12 +13,13 @@ from virtshim.annotations.from_cluster import sources
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.kubeapi.asking import get
 from virtshim.kubeapi.events import EVENTS_GUIDE
-from virtshim.kubeapi.kubeconfig import Access, access
+from virtshim.kubeapi.kubeconfig import Access, access, token_claims
 from virtshim.kubeapi.objects import GUIDE, PLURAL, may
 from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.model.sandbox import Sandbox
 from virtshim.preflight.finding import Finding, ok, warning
 from virtshim.preflight.overhead import RUNTIME_CLASS, RuntimeClass, runtime_class
+from virtshim.preflight.virtualization import ProgramOutput
 from virtshim.seed.sources import DataSource
 
 # Does the API server of `kubernetes.kubeconfig` answer? May this node read what its pods name, and create Events of pods?
@@ -59,7 +61,7 @@ def api_server_findings(kubeconfig: str, wanted: Sequence[Named], unread: str = 
         return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct the file or the setting")]
     where = f"{at.host}:{at.port}"
     try:
-        told = (
+        finding = (
             _api_server_asked(at, where, wanted)
             if wanted
             else _at_large(at, where, "" if unread else "no pod of this node names any")
@@ -74,9 +76,9 @@ def api_server_findings(kubeconfig: str, wanted: Sequence[Named], unread: str = 
         )
         return [_trouble(f"{where}: {_line(exc)}", own_remedy)]
     if not unread:
-        return [told, events]
-    text = f"{told.text}; pods of this node may name more objects, but {unread}"
-    return [warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy)))), events]
+        return [finding, events]
+    text = f"{finding.text}; pods of this node may name more objects, but {unread}"
+    return [warning(_SUBJECT, text, "; ".join(filter(None, (finding.remedy, remedy)))), events]
 
 
 def _events(at: Access, where: str) -> Finding:
@@ -130,9 +132,11 @@ def _line(error: Exception) -> str:
 _PATH: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
-def cluster_runtime_classes(kubeconfig: str, handlers: Sequence[str]) -> list[RuntimeClass]:
+def cluster_runtime_classes(
+    kubeconfig: str, handlers: Sequence[str], pod_handlers: Collection[str] = ()
+) -> list[RuntimeClass]:
     """The cluster's RuntimeClasses with one of the handlers. If there is none, or the cluster cannot be asked, a single one
-    whose `trouble` says so."""
+    whose `trouble` says so. `pod_handlers`: a cluster needs none of these."""
     try:
         found = _cluster_asked(kubeconfig)
     except (OSError, ValueError, InvalidRequest) as exc:
@@ -141,15 +145,15 @@ def cluster_runtime_classes(kubeconfig: str, handlers: Sequence[str]) -> list[Ru
                 kubeconfig, trouble=f"the cluster's RuntimeClasses cannot be read: {' '.join(str(exc).split())[:300]}"
             )
         ]
-    told = []
+    classes = []
     for item in found:
         named = _mapping(item, "metadata").get("name", "")
         # Items of a list have no kind of their own.
         one = runtime_class(f"RuntimeClass {named}", {**item, "kind": "RuntimeClass"})
-        if one.trouble or one.handler in handlers:
-            told.append(one)
+        if one.trouble or one.handler in (*handlers, *pod_handlers):
+            classes.append(one)
     none = f"the cluster has no RuntimeClass with the handler {' or '.join(handlers)}; kubectl apply -f {RUNTIME_CLASS}"
-    return told or [RuntimeClass(kubeconfig, trouble=none)]
+    return classes or [RuntimeClass(kubeconfig, trouble=none)]
 
 
 def _cluster_asked(kubeconfig: str) -> list[Any]:
@@ -164,3 +168,47 @@ def _cluster_asked(kubeconfig: str) -> list[Any]:
 def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = document.get(name)
     return found if isinstance(found, dict) else {}
+
+
+# Does `virtshim agent` run as a service of this node, and does its token hold?
+
+_AGENT: Final = "agent"
+_RENEW: Final = "write a new token where the kubeconfig says (docs/cluster.md, A node that runs VMs alone)"
+# The part of a token's life after which it should have been renewed.
+_DUE: Final = 2 / 3
+
+
+def agent_findings(kubeconfig: str, state: ProgramOutput, now: float) -> list[Finding]:
+    """Findings for a kubeconfig that is there. `state`: systemd's ActiveState of the service. `now`: seconds since the epoch."""
+    found = [_agent_token(kubeconfig, now)]
+    if state.trouble:
+        remedy = "run this command as root, on a node with systemd"
+        return [*found, warning(_AGENT, f"whether it runs is not known: {state.trouble}", remedy)]
+    if state.text != "active":
+        text = f"{kubeconfig} is there, but virtshim-agent.service is {state.text or 'unknown'}: the cluster hears nothing of VMs"
+        remedy = "systemctl enable --now virtshim-agent; journalctl -u virtshim-agent; or remove the kubeconfig"
+        return [*found, warning(_AGENT, text, remedy)]
+    return found
+
+
+def _agent_token(kubeconfig: str, now: float) -> Finding:
+    try:
+        token = access(kubeconfig, verified=True).token
+    except (OSError, ValueError, InvalidRequest) as exc:
+        return warning(_AGENT, f"{kubeconfig}: {_line(exc)}", "correct the file, or run this command as root")
+    claims = token_claims(token)
+    if not claims.node:
+        text = f"{kubeconfig}: its user has no token that is bound to a node, so the API server refuses what the agent writes"
+        remedy = "make a token for the agent itself, never use kubelet's kubeconfig (docs/cluster.md, A node that runs VMs alone)"
+        return warning(_AGENT, text, remedy)
+    if claims.expires is None:
+        return ok(_AGENT, f"{kubeconfig}: its token is bound to node {claims.node}, and does not expire")
+    told = f"{kubeconfig}: its token, bound to node {claims.node},"
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(claims.expires))
+    if claims.expires <= now:
+        return warning(_AGENT, f"{told} expired at {until}", _RENEW)
+    if claims.issued is not None and now > claims.issued + (claims.expires - claims.issued) * _DUE:
+        return warning(
+            _AGENT, f"{told} expires at {until}, and nobody has renewed it in two thirds of its life", _RENEW
+        )
+    return ok(_AGENT, f"{told} expires at {until}")

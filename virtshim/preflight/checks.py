@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tapmanager.links.tap import vhost_trouble
+from tapmanager.shares.passt import PROGRAM as PASST
 from tapmanager.shares.plan import PROGRAMS
 from virtshim.config.settings import Settings
 from virtshim.images.confinement import Bounds, account, command
@@ -75,6 +76,14 @@ def qemu_img(_settings: Settings) -> Sequence[Finding]:
 def volumes(settings: Settings) -> Sequence[Finding]:
     places = (settings.shares.virtiofsd,) if settings.shares.virtiofsd else PROGRAMS
     return [virtualization.volumes(places, next((one for one in places if os.access(one, os.X_OK)), ""))]
+
+
+def passt(settings: Settings) -> Sequence[Finding]:
+    place = settings.shares.passt or PASST
+    if not os.access(place, os.X_OK):
+        return [virtualization.passt(place, None)]
+    version, options = (host_facts.program_output([place, word]) for word in ("--version", "--help"))
+    return [virtualization.passt(place, version, options.text)]
 
 
 def firmware(_settings: Settings) -> Sequence[Finding]:
@@ -230,7 +239,10 @@ def _state_volumes(settings: Settings) -> Finding:
 
 
 def templates(settings: Settings) -> Sequence[Finding]:
-    return [machine.templates(memory(), settings.templates.max_bytes)]
+    found = [machine.templates(memory(), settings.templates.max_bytes)]
+    if settings.templates.max_bytes and (told := runtimes.info(settings.cri_socket).get("templates")):
+        found += machine.kept_templates(told["kept"], told["unfit"])
+    return found
 
 
 def sockets(settings: Settings) -> Sequence[Finding]:
@@ -284,7 +296,8 @@ def peers(settings: Settings) -> Sequence[Finding]:
     except WrongState as exc:
         text, _, remedy = str(exc).partition("; ")
         return [warning("peers", text, remedy)]
-    return [network.peers(own.node, own.until - time.time(), os.uname().nodename.lower(), mine.listen)]
+    left, lasts = own.until - time.time(), own.until - own.since
+    return [network.peers(own.node, left, lasts, os.uname().nodename.lower(), mine.listen)]
 
 
 def cgroups(settings: Settings) -> Sequence[Finding]:
@@ -321,6 +334,7 @@ ALL: tuple[Check, ...] = (
     qemu,
     qemu_img,
     volumes,
+    passt,
     firmware,
     image_parsers,
     qemu_user,
@@ -360,6 +374,7 @@ ALL: tuple[Check, ...] = (
     node.container_runtimes,
     proxy,
     node.cluster_objects,
+    node.cluster_agent,
     node.qemu_overhead,
 )
 

@@ -72,7 +72,7 @@ def user(name: str, group: str = "") -> UserAccount | None:
 
 
 def group(name: str, own: str = "") -> frozenset[int]:
-    """The group that `user` runs QEMU with, and that VMs' users have."""
+    """The group of QEMU's user, which is also the group of the VMs' users."""
     try:
         return frozenset({embed.qemu_user(name, own).gid})
     except ShimError:

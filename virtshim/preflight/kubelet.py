@@ -34,13 +34,13 @@ def kubelet_configuration(setup: KubeletSetup) -> Finding:
 def kubelet_cgroup_driver(setup: KubeletSetup, ours: str, version: ProgramOutput) -> Finding:
     """`ours`: the driver that virtshim reports to kubelet. `version`: the output of `kubelet --version`."""
     found = setup.cgroup_driver or Given("cgroupfs", "kubelet's default")
-    told = f"{found.value} ({found.source})"
+    shown = f"{found.value} ({found.source})"
     if found.value == ours:
-        return ok(_DRIVER, f"{told}, the same as virtshim's")
+        return ok(_DRIVER, f"{shown}, the same as virtshim's")
     known = _VERSION.search(version.text)
     if known is not None and (int(known[1]), int(known[2])) >= _ASKS_THE_RUNTIME:
-        return ok(_DRIVER, f"{told}; virtshim's is {ours}, and kubelet {known[1]}.{known[2]} adopts it")
-    text = f"{told}, virtshim's is {ours}: pods' limits would not apply to their VMs"
+        return ok(_DRIVER, f"{shown}; virtshim's is {ours}, and kubelet {known[1]}.{known[2]} adopts it")
+    text = f"{shown}, virtshim's is {ours}: pods' limits would not apply to their VMs"
     remedy = f"set cgroupDriver: {ours} in kubelet's configuration, or set cri.cgroup_driver to kubelet's"
     if known is None:
         return warning(_DRIVER, f"{text} if kubelet is older than 1.31; its version is not known", remedy)
@@ -75,17 +75,17 @@ def kubelet_swap(setup: KubeletSetup, swaps: str) -> Finding:
     used = [line.split()[0] for line in swaps.splitlines()[1:] if line.strip()]
     if not used:
         return ok(_SWAP, "off")
-    told = f"on ({', '.join(used)})"
+    shown = f"on ({', '.join(used)})"
     if not setup.is_there:
-        return ok(_SWAP, f"{told}; kubelet's defaults would refuse it")
+        return ok(_SWAP, f"{shown}; kubelet's defaults would refuse it")
     fails = setup.given("fail-swap-on", "failSwapOn")
     if fails is None or str(fails.value).lower() != "false":
         source = f" ({fails.source})" if fails else ""
         remedy = "run swapoff -a and remove swap from /etc/fstab; or set failSwapOn: false in kubelet's configuration"
-        return error(_SWAP, f"{told}, and failSwapOn is true{source}: kubelet does not start", remedy)
+        return error(_SWAP, f"{shown}, and failSwapOn is true{source}: kubelet does not start", remedy)
     behaviour = setup.fields.get("memorySwap")
     word = behaviour.value.get("swapBehavior") if behaviour and isinstance(behaviour.value, dict) else None
-    return ok(_SWAP, f"{told}; kubelet allows it (swapBehavior {word or 'NoSwap'})")
+    return ok(_SWAP, f"{shown}; kubelet allows it (swapBehavior {word or 'NoSwap'})")
 
 
 def listeners_listener(unit: str, path: str, file: FileStatus | None, silence: str) -> Finding:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from virtshim.model.layout import LONGEST_SOCKET_PATH
+from virtshim.model.text import escaped
 from virtshim.preflight.access import FileStatus, UserAccount, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
 
@@ -15,6 +17,8 @@ _LITTLE_ROOM = 10 * _GIB
 _NO_ROOM = _GIB
 _FEW_INODES = 10_000
 _NO_INODES = 500
+# How many images are listed.
+_FEW = 5
 
 
 class Cgroups(enum.Enum):
@@ -145,6 +149,28 @@ def templates(memory: int, most: int) -> Finding:
             "lower templates.max_bytes; templates take memory that pods cannot have",
         )
     return ok("templates", f"pods with virtshim.io/warm-start share templates of {most / _GIB:.1f} GiB at most")
+
+
+def kept_templates(kept: Sequence[Mapping[str, Any]], unfit: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What the running virtshim says: of each template its `image` and `bytes`; `image` of pods that boot, and `why`."""
+    size = sum(one["bytes"] for one in kept) / _GIB
+    text = f"{len(kept)} templates of {size:.1f} GiB" if kept else "no template is made yet"
+    found = [ok("templates", f"{text}{_images(kept)}")]
+    remedy = (
+        "remove virtshim.io/warm-start from its pods, or change what is named; docs/warm-start.md lists what is needed"
+    )
+    found += [warning("templates", f"{escaped(one['image'], 200)} boots: {one['why']}", remedy) for one in unfit[:_FEW]]
+    if len(unfit) > _FEW:
+        found.append(
+            warning("templates", f"{len(unfit) - _FEW} further machines boot", "run crictl info: config.templates")
+        )
+    return found
+
+
+def _images(kept: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(escaped(one["image"], 200) for one in kept))
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return f": {', '.join(names[:_FEW])}{more}" if names else ""
 
 
 def sockets(paths: Sequence[str]) -> Finding:

@@ -97,14 +97,17 @@ def tapmanager(socket: str, silence: str, trouble: str) -> Finding:
 
 
 _DAY = 86400.0
-# cert-manager and kubelet renew a certificate long before.
+# cert-manager, kubelet and `virtshim agent` renew a certificate long before, when a third of its time is left.
 _SOON = 7 * _DAY
+_PART_LEFT = 0.25
 
 
-def peers(node: str, expires_in: float, hostname: str, listen: str) -> Finding:
-    """For a certificate that other nodes accept. `node`: its name in the certificate. `expires_in`: seconds."""
-    days = f"the certificate names node {node} and is valid for {expires_in / _DAY:.0f} more days"
-    if expires_in < _SOON:
+def peers(node: str, expires_in: float, lasts: float, hostname: str, listen: str) -> Finding:
+    """For a certificate that other nodes accept. `node`: its name in the certificate. `expires_in`, `lasts`: seconds until its
+    end, and from its beginning to its end."""
+    left = f"{expires_in / _DAY:.0f} more days" if expires_in >= 2 * _DAY else f"{expires_in / 3600:.0f} more hours"
+    days = f"the certificate names node {node} and is valid for {left}"
+    if expires_in < min(_SOON, _PART_LEFT * lasts):
         return warning("peers", days, "renew it: without a valid certificate no VM moves to this node or away from it")
     if node != hostname:
         return warning(
@@ -113,5 +116,5 @@ def peers(node: str, expires_in: float, hostname: str, listen: str) -> Finding:
             "use a certificate with this node's name in Kubernetes; if kubelet has --hostname-override with the name in the "
             "certificate, all is well",
         )
-    serves = f"other nodes are served on {listen}" if listen else "no others are served (peers.listen is not set)"
+    serves = f"other nodes are served on {listen}" if listen else "other nodes are not served (peers.listen is not set)"
     return ok("peers", f"{serves}; {days}")

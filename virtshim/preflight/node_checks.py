@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,13 +11,15 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.neighbours import kubelet as kubelet_files
 from virtshim.neighbours import runtimes as runtime_files
 from virtshim.preflight import host_facts, kubelet, machine, node_facts, overhead
-from virtshim.preflight.api_server import api_server_findings, api_server_named, cluster_runtime_classes
+from virtshim.preflight.api_server import agent_findings, api_server_findings, api_server_named, cluster_runtime_classes
 from virtshim.preflight.finding import Finding
 from virtshim.preflight.kubelet import listeners_listener
 from virtshim.preflight.runtimes import beside_findings, beside_unused
 from virtshim.preflight.virtualization import ProgramOutput
 from virtshim.vm.node_profile import systemd_cgroups
 
+# As virtshim-agent.service has it.
+AGENT_KUBECONFIG: Final = "/etc/virtshim/agent.kubeconfig"
 RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
 _CLOCK_SOURCE: Final = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
@@ -53,7 +56,8 @@ def container_runtimes(settings: Settings, files: HostFiles | None = None) -> Se
         return [beside_unused()]
     has_proxy = host_facts.node(f"{settings.proxy_socket}.lock") is not None
     found, conf_dir = runtime_files.read(files), settings.tapmanager.cni_conf_dir
-    return beside_findings(found, _driver(settings), conf_dir, behind_proxy=has_proxy)
+    pod_handlers = sorted(settings.proxy.pod_handlers)
+    return beside_findings(found, _driver(settings), conf_dir, behind_proxy=has_proxy, pod_handlers=pod_handlers)
 
 
 def clock_synchronised(_settings: Settings) -> Sequence[Finding]:
@@ -80,12 +84,23 @@ def cluster_objects(settings: Settings) -> Sequence[Finding]:
     return api_server_findings(settings.kubernetes.kubeconfig, named, *node_facts.unread(settings))
 
 
+def cluster_agent(_settings: Settings, kubeconfig: str = AGENT_KUBECONFIG) -> Sequence[Finding]:
+    """Returns nothing on a node that does not run the agent as a service."""
+    if host_facts.node(kubeconfig) is None:
+        return []
+    asked = ["systemctl", "show", "--property=ActiveState", "--value", "virtshim-agent.service"]
+    return agent_findings(kubeconfig, host_facts.program_output(asked), time.time())
+
+
 def qemu_overhead(settings: Settings) -> Sequence[Finding]:
     measured, trouble = node_facts.qemus(settings)
     written = node_facts.runtime_classes_of(RUNTIME_CLASS)
     return [
         overhead.running(measured, trouble, *node_facts.unread(settings)),
-        *(overhead.declared(one, settings.cri.runtime_handlers, measured) for one in written),
+        *(
+            overhead.declared(one, settings.cri.runtime_handlers, measured, settings.proxy.pod_handlers)
+            for one in written
+        ),
     ]
 
 
@@ -93,9 +108,10 @@ def of_cluster(kubeconfig: str) -> Callable[[Settings], Sequence[Finding]]:
     """The check of the cluster's RuntimeClasses, using this kubeconfig."""
 
     def runtime_class(settings: Settings) -> Sequence[Finding]:
-        handlers = settings.cri.runtime_handlers
+        handlers, pod_handlers = settings.cri.runtime_handlers, settings.proxy.pod_handlers
         measured, _ = node_facts.qemus(settings)
-        return [overhead.declared(one, handlers, measured) for one in cluster_runtime_classes(kubeconfig, handlers)]
+        found = cluster_runtime_classes(kubeconfig, handlers, pod_handlers)
+        return [overhead.declared(one, handlers, measured, pod_handlers) for one in found]
 
     return runtime_class
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,11 +65,11 @@ def running(found: Sequence[QemuMemory], trouble: str = "", unread: str = "", re
             f"the memory of VMs cannot be compared: {trouble}",
             "run this command as root, while virtshim runs",
         )
-    told = _of_known(found)
+    finding = _of_known(found)
     if not unread:
-        return told
-    text = f"{told.text}; {unread}, so their VMs are not counted"
-    return warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy))))
+        return finding
+    text = f"{finding.text}; {unread}, so their VMs are not counted"
+    return warning(_SUBJECT, text, "; ".join(filter(None, (finding.remedy, remedy))))
 
 
 def _of_known(found: Sequence[QemuMemory]) -> Finding:
@@ -97,15 +97,20 @@ def _of_known(found: Sequence[QemuMemory]) -> Finding:
     return ok(_SUBJECT, f"{_mib(least)} declared, QEMU uses {_span(known)} besides the guest's memory")
 
 
-def declared(found: RuntimeClass, handlers: Sequence[str], measured: Sequence[QemuMemory]) -> Finding:
-    """`handlers`: the handlers of this node. There are several RuntimeClasses, by size of the guest: a VM is compared with the
-    one that has the same overhead."""
+def declared(
+    found: RuntimeClass, handlers: Sequence[str], measured: Sequence[QemuMemory], pod_handlers: Collection[str] = ()
+) -> Finding:
+    """`handlers`: the handlers of this node, without `pod_handlers`, those of pods with containers beside their VM. There are
+    several RuntimeClasses, by size of the guest: a VM is compared with the one that has the same overhead."""
     subject = "RuntimeClass"
     if found.trouble:
         return warning(
             subject, f"{found.source}: {found.trouble}", "correct it, or run virtshim setup to write it again"
         )
-    if found.handler not in handlers:
+    if found.handler in pod_handlers and not found.overhead:
+        text = f"{found.source}: no overhead, so virtshim refuses pods with the handler {found.handler}"
+        return error(subject, text, "set overhead.podFixed.memory: 320Mi")
+    if found.handler not in (*handlers, *pod_handlers):
         text = f"{found.source}: handler {found.handler!r} is not one of this node's ({', '.join(handlers)})"
         return error(subject, text, "correct its handler, or add it to cri.runtime_handlers")
     if not found.overhead:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -12,7 +14,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.finding import Finding, error, ok, warning
 
-_RUNTIMES_SUBJECT = "proxy"
+_SUBJECT = "proxy"
 _STORES = "image file system"
 _LIMIT = 3.0
 
@@ -46,13 +48,18 @@ def ask(name: str, socket: str) -> Runtime:
             version = runtime.Version(pb.VersionRequest(version="0.1.0"), timeout=_LIMIT)
         except grpc.RpcError as exc:
             return Runtime(name, socket, silence=str(exc.details()))
-        told = f"{version.runtime_name} {version.runtime_version}"
+        version_text = f"{version.runtime_name} {version.runtime_version}"
         return Runtime(
-            name, socket, "", told, _runtimes_driver(runtime), _image_store(api_pb2_grpc.ImageServiceStub(channel))
+            name,
+            socket,
+            "",
+            version_text,
+            _cgroup_driver(runtime),
+            _image_store(api_pb2_grpc.ImageServiceStub(channel)),
         )
 
 
-def _runtimes_driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
+def _cgroup_driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
     try:
         answer = runtime.RuntimeConfig(pb.RuntimeConfigRequest(), timeout=_LIMIT)
     except grpc.RpcError:
@@ -68,6 +75,17 @@ def _image_store(images: api_pb2_grpc.ImageServiceStub) -> str:
     return answer.image_filesystems[0].fs_id.mountpoint if answer.image_filesystems else ""
 
 
+def info(socket: str) -> Mapping[str, Any]:
+    """What virtshim says of itself, as `crictl info` shows it below `config`; empty if it does not answer."""
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        try:
+            answer = api_pb2_grpc.RuntimeServiceStub(channel).Status(pb.StatusRequest(verbose=True), timeout=_LIMIT)
+            found = json.loads(answer.info.get("config", "{}"))
+        except (grpc.RpcError, ValueError):
+            return {}
+    return found if isinstance(found, dict) else {}
+
+
 def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) -> list[Finding]:
     """Whether kubelet watches the file system of virtshim's images. kubelet watches only the first in the proxy's merged list,
     the primary's. Empty if that is not known. `device_of`: the device of a directory's file system, "" if not known."""
@@ -77,8 +95,8 @@ def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) ->
     if theirs == ours:
         return [ok(_STORES, f"{own.directory} is on the file system of {primary.name}'s images, which kubelet watches")]
     text = (
-        f"kubelet watches {primary.name}'s, {primary.image_store}; {own.directory} is on another one, where kubelet removes no "
-        "unused images and does not see which VM fills the disk"
+        f"kubelet watches the file system of {primary.image_store}, {primary.name}'s; {own.directory} is on another file "
+        "system, where kubelet removes no unused images and does not see which VM fills the disk"
     )
     if own.gc_high_percent == 100:
         remedy = f"put paths.state_dir on the file system of {primary.image_store}, or set images.gc_high_percent = 85"
@@ -95,21 +113,21 @@ def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) ->
 
 def findings(runtimes: Sequence[Runtime]) -> list[Finding]:
     """Compares the runtimes' answers. Pure."""
-    told = [_finding(one) for one in runtimes]
+    result = [_finding(one) for one in runtimes]
     drivers = {one.name: one.cgroup_driver for one in runtimes if one.cgroup_driver}
     if len(set(drivers.values())) > 1:
         listed = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
         remedy = "set all to the same driver (virtshim: cri.cgroup_driver); otherwise the proxy does not start"
-        told.append(error(_RUNTIMES_SUBJECT, f"the runtimes use different cgroup drivers ({listed})", remedy))
-    return told
+        result.append(error(_SUBJECT, f"the runtimes use different cgroup drivers ({listed})", remedy))
+    return result
 
 
 def _finding(one: Runtime) -> Finding:
     if one.silence:
         remedy = "start the runtime; proxy.primary and proxy.others set the sockets"
-        return warning(_RUNTIMES_SUBJECT, f"{one.name} does not answer on {one.socket}: {one.silence}", remedy)
+        return warning(_SUBJECT, f"{one.name} does not answer on {one.socket}: {one.silence}", remedy)
     driver = f", cgroup driver {one.cgroup_driver}" if one.cgroup_driver else ""
-    return ok(_RUNTIMES_SUBJECT, f"{one.name} is {one.version} on {one.socket}{driver}")
+    return ok(_SUBJECT, f"{one.name} is {one.version} on {one.socket}{driver}")
 
 
 # Container runtimes that are installed on the node. Their configuration must match virtshim's. Pure.
@@ -118,14 +136,22 @@ _BESIDE_SUBJECT = "containers"
 
 
 def beside_findings(
-    found: Sequence[RuntimeSetup], driver: str, cni_conf_dir: str, *, behind_proxy: bool
+    found: Sequence[RuntimeSetup],
+    driver: str,
+    cni_conf_dir: str,
+    *,
+    behind_proxy: bool,
+    pod_handlers: Sequence[str] = (),
 ) -> list[Finding]:
-    """`driver`, `cni_conf_dir`: virtshim's own. `behind_proxy`: whether this node's proxy sends pods to one of the runtimes."""
+    """`driver`, `cni_conf_dir`: virtshim's own. `behind_proxy`: whether this node's proxy sends pods to one of the runtimes.
+    `pod_handlers`: of pods that such a runtime makes around a VM."""
     if not found:
         return [
             ok(_BESIDE_SUBJECT, "neither containerd nor CRI-O is installed: all pods of this node are virtual machines")
         ]
-    return [finding for one in found for finding in _of(one, driver, cni_conf_dir, behind_proxy=behind_proxy)]
+    result = [finding for one in found for finding in _of(one, driver, cni_conf_dir, behind_proxy=behind_proxy)]
+    shared = [_entry(one, pod_handlers) for one in found if behind_proxy and one.serves_cri and not one.trouble]
+    return [*result, *(one for one in shared if one)]
 
 
 def beside_unused() -> Finding:
@@ -139,13 +165,30 @@ def _of(one: RuntimeSetup, driver: str, cni_conf_dir: str, *, behind_proxy: bool
         text = f"{one.name} does not serve CRI: `cri` is in disabled_plugins of {one.file}"
         remedy = f"to run containers too, remove it and run: systemctl restart {one.name}"
         return [warning(_BESIDE_SUBJECT, text, remedy)]
-    told = [
+    result = [
         found
         for found in (_beside_driver(one, driver, behind_proxy=behind_proxy), _network(one, cni_conf_dir))
         if found
     ]
     runs = "runs" if one.is_running else "is installed but does not run"
-    return told or [ok(_BESIDE_SUBJECT, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
+    return result or [ok(_BESIDE_SUBJECT, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
+
+
+def _entry(one: RuntimeSetup, pod_handlers: Sequence[str]) -> Finding | None:
+    """About the runtime's entry for pods with containers beside their VM; None if containerd has it."""
+    missing = ", ".join(handler for handler in pod_handlers if handler not in one.handlers)
+    if pod_handlers and not one.tells_handlers:
+        text = f"pods with containers beside their VM need containerd, because {one.name} does not tell the handler of a pod"
+        if not (there := ", ".join(handler for handler in pod_handlers if handler in one.handlers)):
+            return ok(_BESIDE_SUBJECT, f"{text}; {one.name} has no OCI runtime {missing}, so it refuses them")
+        text = f"{text}; {one.name} has the OCI runtime {there}, so it makes such pods, and the proxy refuses their VM"
+        return warning(_BESIDE_SUBJECT, text, f"remove {there} from {one.name}'s configuration, and restart {one.name}")
+    if not missing:
+        return None
+    text = f"{one.name} has no OCI runtime {missing}, so pods with containers beside their VM do not start"
+    table = f"[{one.handlers_table}.{missing}]"
+    remedy = f"run virtshim setup, or copy the table of {one.name}'s default runtime to {table}, and restart {one.name}"
+    return warning(_BESIDE_SUBJECT, text, remedy)
 
 
 def _beside_driver(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | None:

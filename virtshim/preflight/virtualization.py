@@ -12,6 +12,10 @@ from virtshim.vm.embed import is_embedded
 
 _OLDEST_QEMU = (6, 2)
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
+# passt's versions are dates: 2024_08_21.1d6142f, 0.0~git20230309.7c7625d-1.
+_PASSTS_DATE = re.compile(r"(20\d\d)_?([01]\d)_?([0-3]\d)(?!\d)")
+# The first passt without the faults that `passt` names, and an option that is new in it.
+_SOUND_PASST, _SOUND_PASSTS_OPTION = "2024-08-21", "--map-guest-addr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,26 @@ def volumes(places: Sequence[str], there: str) -> Finding:
         return ok("volumes", f"served by {there}")
     remedy = "apt-get install qemu-system-common (Debian 12) or virtiofsd, or set shares.virtiofsd"
     return warning("volumes", f"no virtiofsd at {', '.join(places)}: pods with volumes are refused", remedy)
+
+
+def passt(place: str, version: ProgramOutput | None, options: str = "") -> Finding:
+    """`version`: the output of --version; None if there is no passt. `options`: the output of --help, because Debian's passt says
+    that its version is unknown."""
+    subject = "containers beside VMs"
+    if version is None or version.trouble:
+        why = version.trouble if version else f"no passt at {place}"
+        text = f"{why}: pods with containers beside their VM (RuntimeClass virtshim-pod) are refused"
+        return warning(subject, text, "apt-get install passt, or set shares.passt")
+    found = _PASSTS_DATE.search(version.text)
+    date = "-".join(found.groups()) if found else ""
+    if (date >= _SOUND_PASST) if date else (_SOUND_PASSTS_OPTION in options):
+        return ok(subject, f"their VMs get the pod's network from {place}{f' of {date}' if date else ''}")
+    told = f"of {date}" if date else "its version has no date"
+    text = (
+        f"{place} is older than {_SOUND_PASST} ({told}): servers in the guest that speak "
+        "first (SMTP, MySQL, FTP) hang, and connections to the guest's IPv6 address are reset until the guest has sent a packet"
+    )
+    return warning(subject, text, f"install passt of {_SOUND_PASST} or later, and name it in shares.passt")
 
 
 def firmware(uefi: bool, secure: bool, missing: Sequence[str]) -> Finding:
@@ -262,7 +286,7 @@ class AppArmorProfile:
 
 @dataclass(frozen=True, slots=True)
 class AppArmor:
-    """`daemon`: the profile of libvirt itself. `guests`: the profile of each QEMU."""
+    """`daemon`: the profile of the libvirt daemon. `guests`: the profile of each QEMU."""
 
     enabled: bool
     daemon: AppArmorProfile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
@@ -15,30 +16,49 @@ from virtshim.proxy.node import Node
 from virtshim.proxy.owners import Owners
 from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
+from virtshim.proxy.shared_pods import Adopter, SharedPods, image_of
 from virtshim.proxy.streams import Streams
 from virtshim.proxy.wire import (
+    METHODS_CHECKPOINT_POD,
     METHODS_CONTAINER_STATUS,
     METHODS_CREATE_CONTAINER,
     METHODS_IMAGE_STATUS,
     METHODS_LIST_IMAGES,
+    METHODS_POD_STATS,
+    METHODS_POD_STATUS,
     METHODS_PULL_IMAGE,
     METHODS_REMOVE_IMAGE,
+    METHODS_REMOVE_POD,
+    METHODS_RESTORE_POD,
     METHODS_RUNTIME_CONFIG,
     METHODS_START_CONTAINER,
     METHODS_STATUS,
+    METHODS_STOP_POD,
+    METHODS_UPDATE_POD,
     METHODS_UPDATE_RUNTIME_CONFIG,
     METHODS_VERSION,
+    Id,
     Method,
     Shape,
     message,
+    message_at,
     methods_field,
     text,
+    text_field,
     text_map,
     texts,
 )
 
 _ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
 _SANDBOX: Final = methods_field(pb.CreateContainerRequest, "sandbox_config")
+# The fields on the way to the container whose processes a new one sees.
+_TO_TARGET: Final = (
+    methods_field(pb.CreateContainerRequest, "config"),
+    methods_field(pb.ContainerConfig, "linux"),
+    methods_field(pb.LinuxContainerConfig, "security_context"),
+    methods_field(pb.LinuxContainerSecurityContext, "namespace_options"),
+)
+_TARGET: Final = methods_field(pb.NamespaceOption, "target_id")
 # The field of the new id in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
 _MADE: Final = 1
 # The length of runtimes' ids of pods and containers, and the number of ids to try in a request of an unknown method.
@@ -57,14 +77,18 @@ class Dispatch:
         last_known: LastKnown,
         pending: PendingConfigs,
         patience: float,
+        adopter: Adopter | None = None,
     ) -> None:
+        """`adopter`: how virtshim gets to know of pods that it shares with the primary; None if there are no such pods."""
         self._routes = routes
         self._primary = backends[0]
         self._by_runtime = {backend.runtime: backend for backend in backends}
-        self._owners = Owners(backends, last_known, patience)
-        self._lists = Lists(backends, self._owners, last_known, patience)
+        self._shared = SharedPods(routes, backends, adopter, last_known, patience) if adopter and routes.vms else None
+        pod_handlers = routes.vms.pod_handlers if self._shared and routes.vms else ()
+        self._owners = Owners(backends, last_known, patience, pod_handlers)
+        self._lists = Lists(backends, self._owners, last_known, patience, self._shared)
         self._images = Images(routes, backends, self._lists, last_known, patience)
-        self._streams = Streams(backends, last_known, patience)
+        self._streams = Streams(backends, last_known, patience, self._shared)
         self._last_known = last_known
         self.node = Node(backends, pending, last_known, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
@@ -108,7 +132,12 @@ class Dispatch:
 
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
         id_ = text(asked.request, method.id_field)
-        found = await self._owners.owner(id_, method.id, asked.remaining)
+        found, pod = await self._owners.find(id_, method.id, asked.remaining)
+        if self._shared and found and method.id is Id.POD and self._owners.is_shared(pod):
+            if pod != id_:
+                # Of a field that occurs twice, the last one counts.
+                asked = dataclasses.replace(asked, request=asked.request + text_field(method.id_field, pod))
+            return await self._in_shared_pod(self._shared, method, pod, asked)
         if found and method.path == METHODS_CREATE_CONTAINER:
             # Also if the call failed because only another runtime has the image: kubelet then pulls the image here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
@@ -120,6 +149,38 @@ class Dispatch:
             self._made(answer, owner)
         elif method.path == METHODS_START_CONTAINER:
             self._refresh(owner)
+        return answer
+
+    async def _in_shared_pod(self, shared: SharedPods, method: Method, pod: str, asked: Asked) -> Answer:
+        """A call with the id of a pod of the primary whose VM another runtime runs."""
+        match method.path:
+            case path if path in (METHODS_STOP_POD, METHODS_REMOVE_POD):
+                return await shared.both(asked)
+            case path if path == METHODS_UPDATE_POD:
+                return await shared.both(asked, unknown_is_fine=True)
+            case path if path == METHODS_CREATE_CONTAINER:
+                return await self._create_in_shared_pod(shared, pod, asked)
+            case path if path == METHODS_POD_STATUS:
+                return await shared.pod_status(pod, asked)
+            case path if path == METHODS_POD_STATS:
+                return await shared.pod_stats(pod, asked)
+            case path if path == METHODS_CHECKPOINT_POD:
+                shared.refuse_checkpoint(method.name)
+        return await _pass_on(self._primary, asked)
+
+    async def _create_in_shared_pod(self, shared: SharedPods, pod: str, asked: Asked) -> Answer:
+        config = message(asked.request, _SANDBOX)
+        self._images.remember_pod(config, self._primary, shared.vms)
+        if shared.is_of_vm(asked.request):
+            # Also if the call fails because virtshim does not have the image: kubelet then pulls it there.
+            self._images.remember_vm_image(config, image_of(asked.request))
+            answer, owner = await shared.create_vm(pod, asked), shared.vms
+        else:
+            target = text(message_at(asked.request, *_TO_TARGET), _TARGET)
+            if target and await self._owners.owner(target, Id.CONTAINER, asked.remaining) is shared.vms:
+                shared.refuse_target(target)
+            answer, owner = await _pass_on(self._primary, asked), self._primary
+        self._made(answer, owner)
         return answer
 
     async def _container_status(self, owner: Backend, id_: str, asked: Asked) -> Answer:
@@ -139,18 +200,27 @@ class Dispatch:
         config = message(asked.request, method.config_field)
         handler = text(asked.request, method.handler_field)
         owner = self._by_runtime[self._routes.for_pod(handler, text_map(config, _ANNOTATIONS))]
+        vms = None
+        if self._shared and self._routes.vms_of(handler):
+            if method.path == METHODS_RESTORE_POD:
+                self._shared.refuse_checkpoint(method.name)
+            await self._shared.check(config, handler, asked)
+            vms = self._shared.vms
         # Before the pod exists, because kubelet may pull its images before this call ends.
-        self._images.remember_pod(config, owner)
+        self._images.remember_pod(config, owner, vms)
         answer = await _pass_on(owner, asked)
-        self._made(answer, owner)
+        self._made(answer, owner, handler)
+        if self._shared and vms:
+            await self._shared.adopt_later_sandbox(text(answer.body, _MADE), config, asked)
         return answer
 
-    def _made(self, answer: Answer, owner: Backend) -> None:
-        self._owners.known.put(text(answer.body, _MADE), owner)
+    def _made(self, answer: Answer, owner: Backend, handler: str = "") -> None:
+        """`handler`: of a new pod."""
+        self._owners.made(text(answer.body, _MADE), handler, owner)
         self._refresh(owner)
 
     def _refresh(self, owner: Backend) -> None:
-        """Renews what is kept of the runtime, which may go down before kubelet's next list."""
+        """Renews the runtime's last known lists, because the runtime may go down before kubelet's next list."""
         if owner.runtime.degraded:
             task = asyncio.create_task(self._lists.refresh(owner))
             self._refreshing.add(task)

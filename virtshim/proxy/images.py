@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -39,6 +40,14 @@ _REMEMBERED: Final = 8192
 PodKey = tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The runtime that made a pod, and the one that runs the VM in it if that is another one."""
+
+    runtime: Runtime
+    vms: Runtime | None = None
+
+
 class Images:
     def __init__(
         self, routes: Routes, backends: Sequence[Backend], lists: Lists, last_known: LastKnown, patience: float
@@ -49,35 +58,44 @@ class Images:
         self._lists = lists
         self._last_known = last_known
         self._patience = patience
-        self._pods: Recent[PodKey, Backend] = Recent(_REMEMBERED)
+        self._pods: Recent[PodKey, _Place] = Recent(_REMEMBERED)
+        # Images of VMs whose names have no prefix, each after the key of its pod.
+        self._vm_images: Recent[PodKey, Runtime] = Recent(_REMEMBERED)
 
-    def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
-        """Called by RunPodSandbox, and by CreateContainer, because a restarted kubelet gives its pods new times."""
+    def remember_pod(self, sandbox_config: bytes, backend: Backend, vms: Backend | None = None) -> None:
+        """Called by RunPodSandbox, and by CreateContainer, because a restarted kubelet gives its pods new times. `vms`: runs the
+        VM in this pod of `backend`."""
+        place = _Place(backend.runtime, vms.runtime if vms else None)
         if any(names := _names(sandbox_config)):
-            self._pods.put(names, backend)
+            self._pods.put(names, place)
         if seen := _seen(text_map(sandbox_config, _POD_ANNOTATIONS)):
-            self._pods.put(seen, backend)
+            self._pods.put(seen, place)
+
+    def remember_vm_image(self, sandbox_config: bytes, image: str) -> None:
+        """An image that belongs to this pod's VM. In a pod of two runtimes the name alone does not tell, and kubelet does not
+        say for which container it asks for an image."""
+        if (seen := _seen(text_map(sandbox_config, _POD_ANNOTATIONS))) and (vms := self._routes.vms):
+            self._vm_images.put((*seen, image), vms)
 
     async def pull(self, asked: Asked) -> Answer:
         """Asks the runtime that the image's name says, which must be its pod's; otherwise the pod's. Raises CallFailed,
         InvalidRequest."""
         image, sandbox = message(asked.request, _IMAGE), message(asked.request, _SANDBOX)
-        named = self._named(image)
-        annotated = self._routes.by_annotation(text_map(sandbox, _POD_ANNOTATIONS))
-        pods = annotated or (await self._runtime_of(_names(sandbox), asked) if sandbox else None)
-        if named and pods:
-            self._routes.refuse_other(text(image, _NAME), named, pods)
-        backend = self._by_runtime[named or pods or self._routes.primary]
+        annotations = text_map(sandbox, _POD_ANNOTATIONS)
+        annotated = self._routes.by_annotation(annotations)
+        place = _Place(annotated) if annotated else None
+        # The primary may have made the pod, while another runtime runs its VM.
+        if sandbox and annotated in (None, self._routes.primary):
+            place = await self._place(_names(sandbox), asked) or place
+        backend = self._by_runtime[self._of(image, place, _seen(annotations)) or self._routes.primary]
         return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
 
     async def status(self, asked: Asked) -> Answer:
         """Asks the runtime of the image's name and its pod, which must be the same. Otherwise answers for the first runtime
         that has the image, beginning with the primary. Raises CallFailed, InvalidRequest."""
         image = message(asked.request, _IMAGE)
-        named, pods = self._named(image), await self._runtime_of_image(image, asked)
-        if named and pods:
-            self._routes.refuse_other(text(image, _NAME), named, pods)
-        if owner := named or pods:
+        seen = _seen(text_map(image, _IMAGE_ANNOTATIONS))
+        if owner := self._of(image, await self._place_of_image(seen, asked), seen):
             return await self._by_runtime[owner].call(asked.method, asked.request, asked.remaining, asked.metadata)
         return Answer(next(iter((await self._having(asked)).values()), b""))
 
@@ -103,6 +121,18 @@ class Images:
             return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
         return Answer(await self._lists.merged(asked))
 
+    def _of(self, image: bytes, place: _Place | None, seen: PodKey) -> Runtime | None:
+        """The runtime of an image in a pod. None if nothing determines it. Raises InvalidRequest."""
+        name = text(image, _NAME)
+        if vms := self._routes.vms_of(text(image, _HANDLER)) or (place and place.vms):
+            return (seen and self._vm_images.get((*seen, name))) or self._routes.for_image_of(vms, name)
+        named = self._named(image)
+        if not place:
+            return named
+        if named:
+            self._routes.refuse_other(name, named, place.runtime)
+        return place.runtime
+
     def _named(self, image: bytes) -> Runtime | None:
         return self._routes.for_image(text(image, _NAME), text(image, _HANDLER), text_map(image, _IMAGE_ANNOTATIONS))
 
@@ -125,18 +155,16 @@ class Images:
             refuse(failures)
         return found
 
-    async def _runtime_of_image(self, image: bytes, asked: Asked) -> Runtime | None:
-        """The runtime of the image's pod. None if it is not known, so that images are still found while another runtime is
-        down."""
-        seen = _seen(text_map(image, _IMAGE_ANNOTATIONS))
+    async def _place_of_image(self, seen: PodKey, asked: Asked) -> _Place | None:
+        """The place of the image's pod. None if it is not known, so that images are still found while another runtime is down."""
         with contextlib.suppress(CallFailed):
-            return await self._runtime_of(seen, asked) if seen else None
+            return await self._place(seen, asked) if seen else None
         return None
 
-    async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
-        """The runtime of a started pod. After a restart of the proxy, asks all runtimes. None if none has the pod."""
-        if backend := self._pods.get(key):
-            return backend.runtime
+    async def _place(self, key: PodKey, asked: Asked) -> _Place | None:
+        """The place of a started pod. After a restart of the proxy, asks all runtimes. None if no runtime has the pod."""
+        if place := self._pods.get(key):
+            return place
         question = Asked(LIST_PODS, b"", asked.remaining)
         outcomes = await ask_all(self._backends, question, self._patience)
         failures: list[CallFailed] = []
@@ -148,9 +176,11 @@ class Images:
             else:
                 failures.append(outcome)
                 continue
-            if any(key in _keys(pod) for pod in pb.ListPodSandboxResponse.FromString(pods).items):
-                self._pods.put(key, backend)
-                return backend.runtime
+            for pod in pb.ListPodSandboxResponse.FromString(pods).items:
+                if key in _keys(pod):
+                    place = _Place(backend.runtime, self._routes.vms_of(pod.runtime_handler))
+                    self._pods.put(key, place)
+                    return place
         refuse(failures)
         return None
 

@@ -35,7 +35,7 @@ _Key = tuple[str, str]
 
 
 class LastKnown:
-    """Keeps the state of each runtime that may be down while the others go on, by its name."""
+    """Keeps the state of each runtime that may be down while the others continue, by its name."""
 
     def __init__(self, directory: str, runtimes: Iterable[str]) -> None:
         """`directory` must exist. Removes the files of runtimes that are not in `runtimes`: they would be old when those return.

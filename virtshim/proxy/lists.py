@@ -12,10 +12,12 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.proxy.backend import Asked, Backend, CallFailed, ask_all
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.owners import Owners
+from virtshim.proxy.shared_pods import SharedPods, with_vms
 from virtshim.proxy.wire import (
     IMAGE_FS_INFO,
     LIST_CONTAINERS,
     LIST_METRICS_KNOWN,
+    LIST_POD_STATS,
     LIST_PODS,
     METHODS,
     message,
@@ -39,11 +41,19 @@ _ID_FIELDS: Final = {
 
 
 class Lists:
-    def __init__(self, backends: Sequence[Backend], owners: Owners, last_known: LastKnown, patience: float) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        owners: Owners,
+        last_known: LastKnown,
+        patience: float,
+        shared: SharedPods | None = None,
+    ) -> None:
         self._backends = backends
         self._owners = owners
         self._last_known = last_known
         self._patience = patience
+        self._shared = shared
 
     async def merged(self, asked: Asked) -> bytes:
         """The complete list. Raises CallFailed: UNIMPLEMENTED even if only one runtime lacks the method, so that kubelet uses
@@ -67,11 +77,13 @@ class Lists:
         refuse(failures)
         if asked.method == LIST_METRICS_KNOWN:
             return _each_once(parts)
+        if self._shared and self._may_lack_vms(asked, backends[0]):
+            parts[0] = with_vms(parts[0], pb.ListPodSandboxStatsResponse, await self._shared.vm_stats(asked.remaining))
         # join() does not copy a single part.
         return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(filter(None, parts))
 
     async def refresh(self, backend: Backend) -> None:
-        """Renews what is kept of the runtime after a pod or container was made or started."""
+        """Renews the runtime's last known lists after a pod or container was made or started."""
         for method in (LIST_PODS, LIST_CONTAINERS):
             if self._last_known.keeps(backend.name, method):
                 since = self._last_known.asking()
@@ -79,13 +91,24 @@ class Lists:
                     answer = await backend.call(method, b"", self._patience)
                     self._last_known.keep(backend.name, method, answer.body, since)
 
+    def _may_lack_vms(self, asked: Asked, first: Backend) -> bool:
+        """Whether the first answer is the primary's stats of pods, and one of these may have a VM."""
+        if asked.method != LIST_POD_STATS or first is not self._backends[0]:
+            return False
+        (field,) = _ID_FIELDS[METHODS[LIST_POD_STATS].name]
+        id_ = text(message(asked.request, _FILTER), field)
+        return not self._owners.known.get(id_) or self._owners.is_shared(id_)
+
     def _filtered_owner(self, asked: Asked) -> Backend | None:
         if not asked.request:
             return None
         wanted = message(asked.request, _FILTER)
         for number in _ID_FIELDS.get(METHODS[asked.method].name, ()):
-            if owner := self._owners.known.get(text(wanted, number)):
-                return owner
+            id_ = text(wanted, number)
+            if owner := self._owners.known.get(id_):
+                # The containers of a shared pod are those of two runtimes.
+                is_shared = self._owners.is_shared(id_) and asked.method not in (LIST_PODS, LIST_POD_STATS)
+                return None if is_shared else owner
         return None
 
 

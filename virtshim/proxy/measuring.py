@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Final, Protocol
-
-from virtshim.metrics.observed import Call, Metadata, Untraced
 
 # The label of unknown methods, because callers may invent names.
 OTHER: Final = "other"
@@ -25,23 +22,6 @@ class ProxyMeter(Protocol):
 
     def spans(self, result: str, number: int) -> None:
         """As in `virtshim.metrics.observed.Meter`."""
-
-
-class ProxyTracer(Protocol):
-    """Called on the loop: quick, and never raises."""
-
-    def call(self, name: str, metadata: Metadata, *, begins: bool) -> AbstractContextManager[Call]:
-        """As that of `virtshim.metrics.observed.Tracer`."""
-
-    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
-        """The metadata of a call to a runtime, which is part of the current one."""
-
-
-class Unforwarded(Untraced):
-    """Passes the caller's own trace on to the runtime."""
-
-    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
-        return metadata
 
 
 class Uncounted:

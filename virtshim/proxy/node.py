@@ -31,8 +31,8 @@ class Node:
         self._patience = patience
 
     async def version(self, asked: Asked) -> Answer:
-        """The primary's version; fails while lists do. kubelet asks this first when it starts, and would take failing lists
-        for empty ones: it would not admit pods whose containers have devices, and would fail them for good. Raises
+        """The primary's version. Fails while lists fail, because kubelet asks for the version first when it starts. If it
+        got a version, it would read failing lists as empty ones, and would fail pods with devices permanently. Raises
         CallFailed."""
         primary, *others = self._backends
         needed = [one for one in others if not self._last_known.stands_in(one.name)]

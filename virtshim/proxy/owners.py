@@ -41,21 +41,40 @@ _REMEMBERED: Final = 65536
 
 
 class Owners:
-    def __init__(self, backends: Sequence[Backend], last_known: LastKnown, patience: float) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], last_known: LastKnown, patience: float, pod_handlers: Sequence[str] = ()
+    ) -> None:
+        """`pod_handlers`: handlers of the primary's pods whose VM another runtime runs."""
         self._backends = backends
         self._last_known = last_known
         self._patience = patience
+        self._pod_handlers = pod_handlers
         # Ids are random and never used again, so those of removed pods may stay.
         self.known: Recent[str, Backend] = Recent(_REMEMBERED)
+        self._shared: Recent[str, Backend] = Recent(_REMEMBERED)
+
+    def made(self, id_: str, handler: str, owner: Backend) -> None:
+        """Remembers a pod, which its owner lists with this handler."""
+        self.known.put(id_, owner)
+        if handler in self._pod_handlers:
+            self._shared.put(id_, owner)
+
+    def is_shared(self, id_: str) -> bool:
+        """Whether this is the id of a pod of the primary with one of the pod handlers, as far as it is remembered."""
+        return self._shared.get(id_) is not None
 
     async def owner(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
-        """None if no runtime has the id. `id_` may be a prefix. `kind` None: a pod's or a container's. The owner may be
-        down. Raises Unavailable if a runtime is down whose pods are not known, InvalidRequest if several runtimes have an
-        id with this prefix."""
+        """The first part of what `find` returns."""
+        return (await self.find(id_, kind, remaining))[0]
+
+    async def find(self, id_: str, kind: Id | None, remaining: float | None) -> tuple[Backend | None, str]:
+        """The owner and the full id. None if no runtime has the id. `id_` may be a prefix; if several ids of the owner begin with
+        it, it is returned as it is. `kind` None: a pod's or a container's. The owner may be down. Raises Unavailable if a runtime
+        is down whose pods are not known, InvalidRequest if several runtimes have an id with this prefix."""
         if not id_:
-            return None
+            return None, id_
         if owner := self.known.get(id_):
-            return owner
+            return owner, id_
         found: dict[str, Backend] = {}
         silent: dict[str, Backend] = {}
         for method, request in _questions(id_, kind):
@@ -66,13 +85,15 @@ class Owners:
                         raise answer
                     silent[backend.name] = backend
                 else:
-                    found |= {one: backend for one in _ids(method, answer) if one.startswith(id_)}
-        for full, owner in found.items():
-            self.known.put(full, owner)
+                    for one, handler in _ids(method, answer):
+                        if one.startswith(id_):
+                            found[one] = backend
+                            self.made(one, handler, backend)
         owners = set(found.values())
         if len(owners) > 1:
             raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; give a longer prefix")
-        return next(iter(owners), None) or self._last_owner(silent.values(), id_, kind)
+        full = next(iter(found)) if len(found) == 1 else id_
+        return next(iter(owners), None) or self._last_owner(silent.values(), id_, kind), full
 
     def _last_owner(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> Backend | None:
         """The runtime that is down and had the id when it last answered; None if there is none."""
@@ -93,7 +114,8 @@ def _questions(id_: str, kind: Id | None) -> Iterator[tuple[str, bytes]]:
         yield LIST_CONTAINERS, pb.ListContainersRequest(filter=pb.ContainerFilter(id=id_)).SerializeToString()
 
 
-def _ids(method: str, answer: bytes) -> list[str]:
+def _ids(method: str, answer: bytes) -> list[tuple[str, str]]:
+    """The ids, each with its pod's handler; "" for containers."""
     if method == LIST_PODS:
-        return [pod.id for pod in pb.ListPodSandboxResponse.FromString(answer).items]
-    return [container.id for container in pb.ListContainersResponse.FromString(answer).containers]
+        return [(pod.id, pod.runtime_handler) for pod in pb.ListPodSandboxResponse.FromString(answer).items]
+    return [(container.id, "") for container in pb.ListContainersResponse.FromString(answer).containers]

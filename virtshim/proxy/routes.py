@@ -15,7 +15,9 @@ class Runtime:
     name: str
     socket: str
     handlers: tuple[str, ...] = ()
-    """Its RuntimeClass handlers. None at the primary: it decides itself which it knows."""
+    """The runtime's RuntimeClass handlers. The primary has none here: it decides itself which handlers it knows."""
+    pod_handlers: tuple[str, ...] = ()
+    """RuntimeClass handlers whose pods the primary makes, while this runtime runs their VM."""
     image_prefixes: tuple[str, ...] = ()
     degraded: bool = False
     """While it is down, lists have its last known pods; otherwise lists fail."""
@@ -33,6 +35,15 @@ class Routes:
     def runtimes(self) -> tuple[Runtime, ...]:
         """The primary first."""
         return (self.primary, *self.others)
+
+    @property
+    def vms(self) -> Runtime | None:
+        """The runtime that runs the VMs of the primary's pods; None if there is none."""
+        return next((one for one in self.others if one.pod_handlers), None)
+
+    def vms_of(self, handler: str) -> Runtime | None:
+        """The runtime of the VM in a pod with this handler, which the primary makes; None for all other handlers."""
+        return self.vms if self.vms and handler in self.vms.pod_handlers else None
 
     def for_pod(self, handler: str, annotations: Mapping[str, str]) -> Runtime:
         """Raises InvalidRequest for an unknown name, a contradiction, or an annotation that needs a RuntimeClass."""
@@ -54,11 +65,21 @@ class Routes:
 
     def for_image(self, name: str, handler: str, annotations: Mapping[str, str]) -> Runtime | None:
         """None if nothing determines it. Raises InvalidRequest as `for_pod` does."""
+        if vms := self.vms_of(handler):
+            return self.for_image_of(vms, name)
         by_name = self._by_prefix(name)
         by_pod = self.by_handler(handler) or self.by_annotation(annotations)
         if by_name and by_pod:
             self.refuse_other(name, by_name, by_pod)
         return by_name or by_pod
+
+    def for_image_of(self, vms: Runtime, name: str) -> Runtime:
+        """The runtime of an image in a pod of the primary whose VM `vms` runs: that of the name's prefix, otherwise the primary.
+        Raises InvalidRequest if the name belongs to a third runtime."""
+        by_name = self._by_prefix(name) or self.primary
+        if by_name is not vms:
+            self.refuse_other(name, by_name, self.primary)
+        return by_name
 
     def refuse_other(self, image: str, by_name: Runtime, by_pod: Runtime) -> None:
         """Raises InvalidRequest if an image and its pod belong to different runtimes."""
@@ -74,8 +95,10 @@ class Routes:
         for runtime in self.others:
             if handler in runtime.handlers:
                 return runtime
+        if self.vms_of(handler):
+            return self.primary
         if self.primary.handlers and handler not in self.primary.handlers:
-            known = ", ".join(name for runtime in self.runtimes for name in runtime.handlers)
+            known = ", ".join(name for one in self.runtimes for name in (*one.handlers, *one.pod_handlers))
             raise InvalidRequest(f"no runtime of this node has the RuntimeClass handler {handler!r}; known are {known}")
         return self.primary
 

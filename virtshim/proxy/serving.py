@@ -19,21 +19,21 @@ from grpc import aio
 
 from tapmanager import thread_dump
 from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
-from virtshim.metrics.observed import Call
+from virtshim.metrics.observed import Call, Tracer, Untraced
 from virtshim.model.errors import ShimError
 from virtshim.proxy.backend import MESSAGE_BYTES, Asked, Backend, CallFailed, Metadata, StreamMetadata
 from virtshim.proxy.dispatch import Dispatch
 from virtshim.proxy.last_known import LastKnown
-from virtshim.proxy.measuring import OTHER, ProxyMeter, ProxyTracer, Uncounted, Unforwarded, counted
+from virtshim.proxy.measuring import OTHER, ProxyMeter, Uncounted, counted
 from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
+from virtshim.proxy.shared_pods import Adopter
 from virtshim.proxy.wire import METHODS, Method, Shape
-from virtshim.system.daemon import notify_systemd, watchdog_interval
+from virtshim.system.daemon import notify_systemd, watchdog_seconds
 from virtshim.system.grpc_socket import SocketLock, listen
 
 if TYPE_CHECKING:
     from virtshim.metrics.metrics_server import MetricsServer
-    from virtshim.metrics.tracing import OtlpTracer
 
 
 # gRPC: all methods as bytes; errors as they came, or ours in the usual form.
@@ -56,7 +56,7 @@ _STREAMED: Final = (Shape.LIST_STREAM, Shape.EVENTS)
 class Front(grpc.GenericRpcHandler):
     """Requests are never logged, because they contain secrets."""
 
-    def __init__(self, dispatch: Dispatch, meter: ProxyMeter, tracer: ProxyTracer) -> None:
+    def __init__(self, dispatch: Dispatch, meter: ProxyMeter, tracer: Tracer) -> None:
         self._dispatch = dispatch
         self._wrapper = _CallWrapper(meter, tracer)
         self._known = {path: self._handler(method) for path, method in METHODS.items()}
@@ -140,7 +140,7 @@ def _asked(path: str, request: bytes, context: _Context) -> Asked:
 @dataclass(frozen=True, slots=True)
 class _CallWrapper:
     meter: ProxyMeter
-    tracer: ProxyTracer
+    tracer: Tracer
 
     @asynccontextmanager
     async def answering(self, path: str, name: str, context: _Context, span: Call | None = None) -> AsyncIterator[None]:
@@ -194,6 +194,8 @@ class Plan:
     patience: float
     """Seconds for a runtime's answer that is merged with others'."""
     max_calls: int
+    admin_socket: str = ""
+    """The socket of this node's virtshim for its own calls, if it runs VMs in pods of the primary."""
     metrics_address: str = ""
     """The address of `/metrics`; "" for none."""
     traces: str = ""
@@ -224,10 +226,12 @@ async def _serve(plan: Plan, reload: Callable[[], None]) -> None:
     backends += [Backend(runtime, meter) for runtime in plan.routes.runtimes]
     tracer = _tracer(plan, meter)
     pending = PendingConfigs(plan.directory, plan.patience)
-    dispatch = Dispatch(plan.routes, backends, last_known, pending, plan.patience)
+    adopter = Adopter(plan.admin_socket) if plan.routes.vms else None
+    dispatch = Dispatch(plan.routes, backends, last_known, pending, plan.patience, adopter)
     server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=plan.max_calls)
     server.add_generic_rpc_handlers((Front(dispatch, meter, tracer),))
-    metrics.start()
+    if metrics is not None:
+        metrics.start()
     try:
         await dispatch.node.check_drivers()
         listen(server, plan.socket)
@@ -243,32 +247,23 @@ async def _serve(plan: Plan, reload: Callable[[], None]) -> None:
         await last_known.saved()
         for backend in backends:
             await backend.close()
-        await asyncio.to_thread(metrics.stop)
+        if metrics is not None:
+            await asyncio.to_thread(metrics.stop)
         await asyncio.to_thread(tracer.close)
 
 
-class _NoServer:
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class _NoTraces(Unforwarded):
-    def close(self) -> None: ...
-
-
-def _tracer(plan: Plan, meter: ProxyMeter) -> OtlpTracer | _NoTraces:
+def _tracer(plan: Plan, meter: ProxyMeter) -> Tracer:
     if not plan.traces:
-        return _NoTraces()
+        return Untraced()
     from virtshim.metrics.tracing import OtlpTracer
 
     return OtlpTracer("virtshim-proxy", plan.traces, plan.sampling, meter.spans)
 
 
-def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, MetricsServer | _NoServer]:
+def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, MetricsServer | None]:
     """The meter and the server of its metrics. Without an address, loads no code for them. `backends`: read at each scrape."""
     if not address:
-        return Uncounted(), _NoServer()
+        return Uncounted(), None
     from virtshim.metrics.daemons import ProxyRecorder, process_registry, renderer
     from virtshim.metrics.metrics_server import MetricsServer
 
@@ -279,9 +274,9 @@ def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, Metri
 
 async def _wait(stopping: asyncio.Event) -> None:
     """Feeds systemd's watchdog from the event loop, so that systemd notices a stuck loop."""
-    interval = watchdog_interval()
+    every = watchdog_seconds()
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(interval / 2 if interval else None):
+            async with asyncio.timeout(every):
                 await stopping.wait()
         notify_systemd("WATCHDOG=1")

@@ -47,6 +47,23 @@ def message(data: bytes, number: int) -> bytes:
     return b"".join(content for found, content in payloads(data) if found == number)
 
 
+def message_at(data: bytes, *numbers: int) -> bytes:
+    """The message at the end of these nested fields."""
+    for number in numbers:
+        data = message(data, number)
+    return data
+
+
+def text_field(number: int, value: str) -> bytes:
+    """The field of a string, to be joined to a message. `number`: at most 15."""
+    content = value.encode()
+    size, out = len(content), [number << 3 | _PAYLOAD]
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*out, size]) + content
+
+
 def text(data: bytes, number: int) -> str:
     """The string in field `number`; "" if there is none."""
     content = b""
@@ -93,7 +110,7 @@ def _decoded(content: bytes) -> str:
 
 
 def _broken() -> InvalidRequest:
-    return InvalidRequest("the request is no protobuf message of the CRI; send it as Kubernetes does")
+    return InvalidRequest("the request is not a protobuf message of the CRI; send it as Kubernetes does")
 
 
 # The CRI's methods, from its own descriptors: which field holds an id, which answers are lists, which are streamed.
@@ -164,9 +181,18 @@ _RUNTIME: Final = "/runtime.v1.RuntimeService"
 _IMAGES: Final = "/runtime.v1.ImageService"
 LIST_PODS: Final = f"{_RUNTIME}/ListPodSandbox"
 LIST_CONTAINERS: Final = f"{_RUNTIME}/ListContainers"
+LIST_CONTAINER_STATS: Final = f"{_RUNTIME}/ListContainerStats"
+LIST_POD_STATS: Final = f"{_RUNTIME}/ListPodSandboxStats"
 LIST_METRICS_KNOWN: Final = f"{_RUNTIME}/ListMetricDescriptors"
 METHODS_CREATE_CONTAINER: Final = f"{_RUNTIME}/CreateContainer"
 METHODS_CONTAINER_STATUS: Final = f"{_RUNTIME}/ContainerStatus"
+METHODS_POD_STATUS: Final = f"{_RUNTIME}/PodSandboxStatus"
+METHODS_POD_STATS: Final = f"{_RUNTIME}/PodSandboxStats"
+METHODS_STOP_POD: Final = f"{_RUNTIME}/StopPodSandbox"
+METHODS_REMOVE_POD: Final = f"{_RUNTIME}/RemovePodSandbox"
+METHODS_UPDATE_POD: Final = f"{_RUNTIME}/UpdatePodSandboxResources"
+METHODS_CHECKPOINT_POD: Final = f"{_RUNTIME}/CheckpointPod"
+METHODS_RESTORE_POD: Final = f"{_RUNTIME}/RestorePod"
 METHODS_VERSION: Final = f"{_RUNTIME}/Version"
 METHODS_START_CONTAINER: Final = f"{_RUNTIME}/StartContainer"
 METHODS_STATUS: Final = f"{_RUNTIME}/Status"

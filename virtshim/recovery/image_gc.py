@@ -59,7 +59,7 @@ class ImageGc:
                 "image_gc.not_enough",
                 used_percent=space.used_percent,
                 missing_bytes=wanted - freed,
-                remedy="make room on the file system of paths.state_dir: what fills it is used, pinned, or no image",
+                remedy="free space on the file system of paths.state_dir; no image that could be removed is left",
             )
         else:
             self._trouble.over()

@@ -34,8 +34,8 @@ class Plan:
     """`undo_*`: half-made or half-removed, to be removed. `follow`: VMs that keep running. `adopt`: CREATED in the
     record, but the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: with this node's mark,
     without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`, `states` (saved or
-    restored): begun and not finished. The VM of a container that gets a new QEMU may be off: it is followed all the same. No
-    container is in two of the other lists, and UNKNOWN containers are in none."""
+    restored): begun and not finished. A container that gets a new QEMU is in `follow` even if its VM is
+    off. No container is in two of the other lists, and UNKNOWN containers are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]

@@ -13,7 +13,7 @@ import structlog
 from virtshim.model.container import Container, ContainerConfig, ContainerName, ContainerPhase, ContainerSpec
 from virtshim.model.errors import InternalError, ShimError
 from virtshim.model.image import UNKNOWN_IMAGE
-from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, vm_uuid
+from virtshim.model.sandbox import Adoption, PodKey, Sandbox, SandboxConfig, SandboxPhase, vm_uuid
 from virtshim.model.vm import OwnedDomain
 from virtshim.moves.ports import SavedVms
 from virtshim.pods.ports import AttachRequest
@@ -103,6 +103,8 @@ class Rebuild:
         sandbox = Sandbox(id=domain.sandbox_id, key=key, config=SandboxConfig(labels=labels), created_at=1)
         if known:  # the network exists, and a repeated attach returns it
             network = self.networks.attach(AttachRequest(sandbox.id, key, sandbox.config.dns), self.timeout)
+            if sandbox.id.short not in network.netns:  # tapmanager names its own namespaces after the sandbox
+                sandbox = dataclasses.replace(sandbox, adopted=Adoption(network.netns, network.ips))
             sandbox = sandbox.ready(network)
         else:
             sandbox = sandbox.not_ready("the state database was lost, and its network with it")

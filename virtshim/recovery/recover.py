@@ -63,8 +63,8 @@ class Survey:
         )
 
     def _shares(self) -> frozenset[str]:
-        """None if the share program does not answer: a node without volumes does not need it, and the next look
-        follows."""
+        """Short ids of the containers whose volumes are served. Empty if the share program does not answer, because a
+        node without volumes does not need it, and the next look asks again."""
         try:
             return frozenset(self.shares.served(self.timeout))
         except Unavailable as exc:

@@ -98,7 +98,8 @@ class Repairs:
         yield from self._each("stray directory", todo.stray_directories, self.parts.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self._drop_pod_disks)
         yield from self._each("stray share", todo.stray_shares, self._drop_share)
-        yield from self._each("unfinished saved state", todo.states, self.states.finish_leftover)
+        for half in self._each("unfinished saved state", todo.states, self.states.finish_leftover):
+            yield dataclasses.replace(half, takes_lock=True)  # it may wait for another node
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
         yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
@@ -149,7 +150,8 @@ class Repairs:
     def _adopt(self, container: Container) -> None:
         """Handles a kill between libvirt's start and the record."""
         running = None if self.warm.is_half_made(container) else self.states.restoring.taken(container)
-        # It is paused and has not taken the saved state, which the next attempt takes; or its guest is not yet one of its own.
+        # The VM is paused and has not taken the saved state, which the next attempt takes; or its guest is still a mere copy
+        # of a template.
         if running is None:
             self.parts.hypervisor.destroy(container.domain_uuid, container.id)
             return

@@ -16,12 +16,17 @@ from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.set_up import GuestSetUp
-from virtshim.model.container import Container
+from virtshim.model.container import Container, Exit, ExitReason
+from virtshim.model.deadline import Deadline
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase
 from virtshim.model.vm import OwnedDomain, PauseReason, Power
 from virtshim.moves.renewing import VmStates
 from virtshim.pods.ports import PodNetworks
+from virtshim.pods.remove_sandbox import RemoveSandbox
+from virtshim.pods.stop_sandbox import StopSandbox
+from virtshim.recovery.repairs import Repair, RepairRunner
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
@@ -31,8 +36,12 @@ log = structlog.get_logger(__name__)
 
 # Seconds between two rounds: kubelet needs about as long to act on a sandbox that is not ready.
 _INTERVAL: Final = 10.0
+# The exit code of a program that SIGKILL ended.
+_LOST_CODE: Final = 137
 # Bytes that must be free before a VM that met a full disk is resumed; with less it would stop again at once.
 _ROOM_WANTED: Final = 64 << 20
+# Seconds that a round waits for one pod. What takes longer continues beside it.
+_PATIENCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,9 @@ class WatchPods:
     freezer: GuestFreezer
     states: VmStates
     guest_set_up: GuestSetUp
+    stop_sandbox: StopSandbox
+    remove_sandbox: RemoveSandbox
+    runner: RepairRunner
 
     def run(self, stopping: threading.Event) -> None:
         """Runs rounds until `stopping` is set."""
@@ -60,8 +72,10 @@ class WatchPods:
         for part in (
             self.parts.devices.health.look,
             self.parts.volumes.look,
+            self._passts,
             self._machines,
             self._networks,
+            self._adopted,
             self.parts.devices.releases.begin_all,
             self.guest_set_up.look,
             self.states.saving.expire,
@@ -76,6 +90,19 @@ class WatchPods:
         except Exception:
             log.exception("watch.broken")  # any error: the next round must come
 
+    def _passts(self) -> None:
+        for container in self.parts.volumes.cut_off():
+            self._try(lambda one=container: self._end_cut_off(one))  # type: ignore[misc]
+
+    def _end_cut_off(self, container: Container) -> None:
+        """The guest keeps its carrier and would never notice. kubelet restarts the container, with another passt."""
+        if not self.parts.hypervisor.power(container.domain_uuid).has_ended:
+            if self._begin_lost(container, "its passt has ended, which connected it with the pod's network") is None:
+                return
+            log.warning("vm.cut_off", container=container.id.short)
+            self.parts.hypervisor.destroy(container.domain_uuid, container.id)
+        self.exits.record_if_ended(container.id)
+
     def _machines(self) -> None:
         """Asks libvirt once for all VMs, and examines only those that differ from their records."""
         running = [c for c in self.records.containers.all() if c.is_running]
@@ -86,7 +113,7 @@ class WatchPods:
             if container.status.checkpointing or container.status.frozen:  # harmless if it is still under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             if container.status.saving or container.status.arriving:
-                self._try(lambda one=container: self.states.finish_leftover(one))  # type: ignore[misc]
+                self._try(lambda one=container: self._finish_state(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = (
                 container.status.trouble
@@ -97,6 +124,16 @@ class WatchPods:
             stands = container.status.paused or (domain is not None and domain.state.power is Power.PAUSED)
             if domain is None or domain.state.has_ended or troubled or stands:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
+
+    def _finish_state(self, container: Container) -> None:
+        receiving = self.states.receiving
+        if receiving.follows(container) or not receiving.is_undecided(container):
+            self.states.finish_leftover(container)
+            return
+        # Only the other node knows where the guest may run, and it may not answer.
+        about = frozenset({container.id.value})
+        repair = Repair("undecided move", container, self.states.finish_leftover, about, container.sandbox_id)
+        self.runner.make(repair, _PATIENCE)
 
     def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:
         self.exits.record_if_ended(container.id)
@@ -134,3 +171,44 @@ class WatchPods:
                 return
             self.records.sandboxes.replace(sandbox.not_ready(f"its network is gone: {why}"))
         log.warning("sandbox.lost", sandbox=wanted.short, why=why)
+
+    def _adopted(self) -> None:
+        """kubelet does not see that an adopted sandbox is not ready here: the runtime that made it may still show it as ready, or
+        may have removed it without virtshim's knowledge. So virtshim ends the VM itself, and the record goes with the last
+        container, unless the pod's next sandbox needs it. Adopt makes the sandbox ready again if it still exists."""
+        for sandbox in self.records.sandboxes.all():
+            if sandbox.adopted is None or sandbox.phase is not SandboxPhase.NOT_READY:
+                continue
+            own = self._containers_of(sandbox.id)
+            if any(container.is_running for container in own) or (not own and not self._awaits_another(sandbox)):
+                about = frozenset({sandbox.id.value})
+                self.runner.make(Repair("lost adopted sandbox", sandbox, self._end_lost, about, sandbox.id), _PATIENCE)
+
+    def _end_lost(self, wanted: Sandbox) -> None:
+        deadline = Deadline.after(self.clock.monotonic(), self.parts.timeout)
+        with self.locks.held(wanted.id):  # Adopt may have made it ready meanwhile
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None or sandbox.is_ready:
+                return
+            own = self._containers_of(sandbox.id)
+            if not own:
+                self.remove_sandbox.remove(sandbox, deadline)
+                return
+            for container in own:
+                self._begin_lost(container, sandbox.reason)
+        self.stop_sandbox.stop(sandbox, deadline)
+
+    def _awaits_another(self, sandbox: Sandbox) -> bool:
+        """Whether this record keeps the root disk for the next sandbox of the pod, because it is the pod's newest. kubelet may
+        remove the last container before it makes that sandbox."""
+        newer = (other for other in self.records.sandboxes.all() if other.created_at > sandbox.created_at)
+        if not sandbox.root_disks or any(other.key.is_same_pod(sandbox.key) for other in newer):
+            return False
+        return self.parts.volumes.copies.files.has_pod(sandbox.config.log_directory)
+
+    def _begin_lost(self, container: Container, why: str) -> Container | None:
+        how = Exit(_LOST_CODE, ExitReason.NETWORK_LOST, self.clock.now_ns(), f"killed: {why}")
+        return self.exits.begin_end(container.id, how)
+
+    def _containers_of(self, sandbox: SandboxId) -> list[Container]:
+        return [container for container in self.records.containers.all() if container.sandbox_id == sandbox]

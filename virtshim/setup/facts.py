@@ -40,7 +40,7 @@ def networks(files: HostFiles, kubelet: KubeletSetup, cni_configuration: str) ->
     return tuple(map(str, sorted(wide, key=lambda one: (one.version, one))))
 
 
-def networks_services_beyond(found: Sequence[str], kubelet: KubeletSetup) -> str:
+def service_beyond(found: Sequence[str], kubelet: KubeletSetup) -> str:
     """The address of the cluster's DNS service if it is in none of these networks; else ""."""
     said = kubelet.given("cluster-dns", "clusterDNS")
     texts = said.value if said is not None else ()
@@ -107,6 +107,7 @@ UNITS: Final = (
     "virtshim.service",
     "virtshim-proxy.service",
     "virtshim-device-plugin.service",
+    "virtshim-agent.service",
     "virtshim-guests.service",
 )
 UNIT_DIRECTORIES: Final = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -188,7 +189,7 @@ def look(
         texts={path: _text(files, path) for path in texts if files.exists(path)},
         vms_only=vms_only,
         networks=found,
-        unknown_service=networks_services_beyond(found, own),
+        unknown_service=service_beyond(found, own),
     )
 
 

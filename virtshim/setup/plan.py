@@ -11,10 +11,10 @@ from typing import Any, Final
 from virtshim.config.settings import DEFAULT_FILE, Settings
 from virtshim.model.layout import share_dir
 from virtshim.neighbours.kubelet import ENVIRONMENTS
-from virtshim.neighbours.runtimes import RuntimeSetup
+from virtshim.neighbours.runtimes import CONTAINERD_FILE, RuntimeSetup
 from virtshim.preflight.overhead import RUNTIME_CLASS
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
-from virtshim.setup import kubelet_plan, next_steps, texts
+from virtshim.setup import kubelet_plan, next_steps, runtime_plan, texts
 from virtshim.setup.changes import PlannedFile
 from virtshim.setup.facts import AS_BYTES, NodeFacts
 from virtshim.setup.units import APPARMOR, GUESTS_UNIT, LIBVIRTD, LOGIND, QEMU, VIRTQEMUD
@@ -23,7 +23,7 @@ GUESTS: Final = ("/etc/default/libvirt-guests", "/etc/sysconfig/libvirt-guests")
 _DAEMON, _GUESTS_PROFILE = "usr.sbin.libvirtd", "abstractions/libvirt-qemu"
 _PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") for name in (_DAEMON, _GUESTS_PROFILE))
 # Files that setup may extend, or that decide whether another file is extended.
-EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
+EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, CONTAINERD_FILE, *GUESTS, *ENVIRONMENTS, *_PROFILES)
 # containerd's default.
 _UNSAID: Final = "cgroupfs"
 _PROXY_FILE: Final = f"{DEFAULT_FILE}.d/proxy.toml"
@@ -79,10 +79,12 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
     ]
     # Settings of the operator about runtimes take precedence.
     if runtime and not {"proxy.primary", "proxy.others"} & _tables(own.said):
-        files.append(PlannedFile(_PROXY_FILE, _proxy(runtime.name, runtime.socket).encode(), "containers beside VMs"))
+        files.append(PlannedFile(_PROXY_FILE, _proxy(runtime).encode(), "containers beside VMs"))
     wanted = kubelet_plan.Wanted(socket, driver, driver_why, runtime is not None, facts.kubelet_version)
     wiring = kubelet_plan.plan(facts.kubelet, wanted, facts.texts)
     files += wiring.files
+    beside = runtime_plan.plan(runtime, sorted(own.settings.proxy.pod_handlers), facts.texts)
+    files += beside.files
     files += _of_libvirt(facts, driver)
     files += _of_apparmor(facts, own.settings)
     if not facts.cni_configuration and not facts.kubelet.is_there:
@@ -108,6 +110,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
             *([conflict] if conflict else []),
             *_problems(facts, units),
             *wiring.problems,
+            *beside.problems,
             *_guests_conflicts(facts),
             *(_unsaid(choices) if own.has_file else ()),
         ),
@@ -210,16 +213,19 @@ def _toml(choices: Sequence[Choice]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _proxy(name: str, socket: str) -> str:
-    return f"""{texts.MARK}# Pods of RuntimeClass virtshim become VMs, all others go to {name}: docs/proxy.md
+def _proxy(runtime: RuntimeSetup) -> str:
+    beside = "It also makes" if runtime.tells_handlers else "It cannot make"
+    return f"""{texts.MARK}# Pods of RuntimeClass virtshim become VMs, all others go to {runtime.name}. {beside}
+# pods of RuntimeClass virtshim-pod, which have containers beside their VM: docs/proxy.md
 [proxy.primary]
-name = "{name}"
+name = "{runtime.name}"
 # The socket that exists on this node.
-socket = "{socket}"
+socket = "{runtime.socket}"
 
 [[proxy.others]]
 name = "virtlet.cloud"               # the runtime's name in annotations
 handlers = ["virtshim"]              # RuntimeClass handlers
+pod_handlers = ["virtshim-pod"]      # and those of pods with containers beside the VM
 image_prefixes = ["virtlet.cloud/"]
 when_down = "degraded"               # or "fail"
 """

@@ -78,56 +78,16 @@ GUESTS_AT_REBOOT: Final = {
     "SHUTDOWN_TIMEOUT": ("90", "Seconds for all of them."),
 }
 
-RUNTIME_CLASS: Final = (
-    MARK
-    + """\
-# Apply this file once per cluster, with kubectl apply -f. Pods with the runtimeClassName of one of these classes become virtual
-# machines on nodes labelled virtshim.io/vms=true. Choose the class by the guest's memory.
+_CLASS: Final = """\
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 metadata:
-  name: virtshim
-handler: virtshim
+  name: {name}
+handler: {handler}
 overhead:
   podFixed:
-    # QEMU's own memory: 128Mi and 1/128 of the guest's memory, which is the container's limit. Enough for a guest of 16Gi.
-    memory: 256Mi
-    cpu: 100m
-scheduling:
-  nodeSelector:
-    virtshim.io/vms: "true"
-  tolerations:
-  - key: virtshim.io/vms
-    operator: Exists
-    effect: NoSchedule
----
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata:
-  name: virtshim-large
-handler: virtshim
-overhead:
-  podFixed:
-    # Enough for a guest of 112Gi.
-    memory: 1Gi
-    cpu: 100m
-scheduling:
-  nodeSelector:
-    virtshim.io/vms: "true"
-  tolerations:
-  - key: virtshim.io/vms
-    operator: Exists
-    effect: NoSchedule
----
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata:
-  name: virtshim-huge
-handler: virtshim
-overhead:
-  podFixed:
-    # Enough for a guest of 496Gi.
-    memory: 4Gi
+    # {why}
+    memory: {memory}
     cpu: 100m
 scheduling:
   nodeSelector:
@@ -137,6 +97,24 @@ scheduling:
     operator: Exists
     effect: NoSchedule
 """
+_OWN_MEMORY: Final = "QEMU's own memory: 128Mi and 1/128 of the guest's memory, which is the container's limit."
+_BESIDE: Final = "For a pod with containers beside the VM. In addition to QEMU's memory it has 64Mi for passt."
+# Name, handler and overhead of each class, and the reason for the overhead.
+_CLASSES: Final = (
+    ("virtshim", "virtshim", "256Mi", f"{_OWN_MEMORY} Enough for a guest of 16Gi."),
+    ("virtshim-large", "virtshim", "1Gi", "Enough for a guest of 112Gi."),
+    ("virtshim-huge", "virtshim", "4Gi", "Enough for a guest of 496Gi."),
+    ("virtshim-pod", "virtshim-pod", "320Mi", f"{_BESIDE} Enough for a guest of 16Gi."),
+)
+RUNTIME_CLASS: Final = (
+    MARK
+    + """\
+# Apply this file once per cluster, with kubectl apply -f. Pods with the runtimeClassName of one of these classes become virtual
+# machines on nodes labelled virtshim.io/vms=true. Choose the class by the guest's memory.
+"""
+    + "---\n".join(
+        _CLASS.format(name=name, handler=handler, memory=memory, why=why) for name, handler, memory, why in _CLASSES
+    )
 )
 
 CNI: Final = """\

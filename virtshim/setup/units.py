@@ -10,6 +10,7 @@ from typing import Final
 
 from virtshim.config.settings import DEFAULT_FILE
 from virtshim.model.errors import InternalError, ShimError
+from virtshim.neighbours.runtimes import CONTAINERD_FILE
 from virtshim.setup.facts import UNITS, NodeFacts
 from virtshim.system import machine, process
 
@@ -37,6 +38,9 @@ def pending(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[st
     # An unmasked socket of libvirt opens when libvirt starts.
     if facts.libvirt and (unmasked or {LIBVIRTD, VIRTQEMUD, QEMU} & {*changed}):
         found.append(("try-restart", f"{facts.libvirt}.service"))
+    # Containers run on meanwhile.
+    if CONTAINERD_FILE in changed and "containerd.service" in facts.units:
+        found.append(("try-restart", "containerd.service"))
     if DEFAULT_FILE in changed or _below(f"{DEFAULT_FILE}.d", changed):
         found += [("try-restart", unit) for unit in UNITS if unit in facts.units]
     return found

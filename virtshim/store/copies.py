@@ -15,7 +15,7 @@ from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId, ImageId
 from virtshim.model.image import Image
 from virtshim.model.layout import Layout, record_copy
-from virtshim.store.rows import image_document, image_from
+from virtshim.store import rows
 from virtshim.system.files import replace_text
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ class ImageNoteFiles:
         self._directory = Path(directory)
 
     def keep(self, image: Image) -> None:
-        path, text = self._path(image.id), image_document(image)
+        path, text = self._path(image.id), rows.IMAGE.text(image)
         try:
             if self._read(path) != text:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class ImageNoteFiles:
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:
-                image = image_from(self._read(path))
+                image = rows.IMAGE.parse(self._read(path))
                 if path == self._path(image.id):
                     found.append(image)
             except (OSError, ShimError) as exc:

@@ -46,7 +46,7 @@ def reading(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def check(path: str) -> str:
-    """What is wrong with the file; "" if it is whole. Opens a new connection, because an open one would answer from its cache."""
+    """The damage of the file; "" if it is whole. Opens a new connection, because an open one would answer from its cache."""
     if not os.path.exists(path):
         return ""
     try:

@@ -87,11 +87,11 @@ def _salvage(damaged: str, records: SqliteRecords) -> None:
         if key == "id" and isinstance(value, str):
             records.set_node_fact("id", value)
     counts = {
-        "sandboxes": _copy(damaged, "sandboxes", rows.sandbox_from, records.sandboxes.put),
+        "sandboxes": _copy(damaged, "sandboxes", rows.SANDBOX.parse, records.sandboxes.put),
         "containers": _copy(damaged, "containers", rows.container_from, records.containers.put),
         "images": _copy(damaged, "images", _images_from, _each(records.images.put)),
-        "borrowed": _copy(damaged, "borrowed", rows.borrowed_from, records.borrowed.put),
-        "device_conditions": _copy(damaged, "device_conditions", rows.condition_from, records.device_conditions.put),
+        "borrowed": _copy(damaged, "borrowed", rows.BORROWED.parse, records.borrowed.put),
+        "device_conditions": _copy(damaged, "device_conditions", rows.CONDITION.parse, records.device_conditions.put),
     }
     log.warning("database.salvaged", **counts)
 
@@ -106,7 +106,7 @@ def _each(put: Callable[[Image], None]) -> Callable[[Sequence[Image]], None]:
 
 def _images_from(document: Any) -> Sequence[Image]:
     """Accepts documents of older schemas: the damaged database may not have been upgraded yet."""
-    return [rows.image_from(text) for text in split_by_config(document).values() or (document,)]
+    return [rows.IMAGE.parse(text) for text in split_by_config(document).values() or (document,)]
 
 
 def _copy(damaged: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], None]) -> int:

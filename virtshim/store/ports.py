@@ -25,8 +25,8 @@ class Table(Protocol[K_contra, R]):
 
     @property
     def generation(self) -> int:
-        """Grows with each change, once the records have it. What is made of the records is right as long as the generation is the
-        one that was read before them."""
+        """A number that grows after each change. Results that were computed from records stay right while the
+        generation equals the one that was read before the records."""
 
     def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
         """Raises AlreadyExists for a taken id or name."""

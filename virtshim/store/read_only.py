@@ -30,7 +30,7 @@ def read_conditions(path: str) -> dict[str, DeviceCondition]:
     found = {}
     for claim, document in _rows(path, "device_conditions", "select claim, document from device_conditions"):
         with contextlib.suppress(ShimError):  # the daemon reports it
-            found[str(claim)] = rows.condition_from(document)
+            found[str(claim)] = rows.CONDITION.parse(document)
     return found
 
 
@@ -58,7 +58,7 @@ def read_unreadable(path: str) -> list[str]:
         path, "sandboxes", "select id, namespace, name, document from sandboxes order by created_at"
     ):
         with _named(found, f"sandbox {key} ({_shown(namespace)}/{_shown(name)})"):
-            rows.sandbox_from(document)
+            rows.SANDBOX.parse(document)
     for key, name, document in _rows(
         path, "containers", "select id, name, document from containers order by created_at"
     ):
@@ -101,7 +101,7 @@ def _sandboxes(path: str) -> dict[str, Sandbox]:
     found = {}
     for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
         with contextlib.suppress(ShimError):  # the daemon reports it
-            found[str(key)] = rows.sandbox_from(document)
+            found[str(key)] = rows.SANDBOX.parse(document)
     return found
 
 

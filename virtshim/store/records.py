@@ -7,9 +7,9 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, delete, event, select
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
@@ -26,6 +26,8 @@ from virtshim.store.migrate import migrate
 from virtshim.store.table import SqliteTable, TableMapping
 from virtshim.store.writer import DatabaseWriter, spend_reserve
 from virtshim.system.files import free_bytes, replace_text
+
+_D = TypeVar("_D", BorrowedDevice, DeviceCondition)
 
 # The cache has 256 KiB instead of 2 MiB, because reads never touch the database.
 _PRAGMAS = ("journal_mode=wal", "synchronous=full", "foreign_keys=on", "busy_timeout=5000", "cache_size=-256")
@@ -162,7 +164,7 @@ def _sandbox_columns(sandbox: Sandbox) -> dict[str, Any]:
         "attempt": sandbox.key.attempt,
         "phase": sandbox.phase.value,
         "created_at": sandbox.created_at,
-        "document": rows.sandbox_document(sandbox),
+        "document": rows.SANDBOX.text(sandbox),
     }
 
 
@@ -184,16 +186,15 @@ def _write_claims(connection: Connection, before: Container | None, now: Contain
 
 
 def _image_columns(image: Image) -> dict[str, Any]:
-    return {"id": image.id.value, "pulled_at": image.pulled_at, "document": rows.image_document(image)}
+    return {"id": image.id.value, "pulled_at": image.pulled_at, "document": rows.IMAGE.text(image)}
 
 
 _SANDBOXES = TableMapping[SandboxId, Sandbox](
     table=schema.sandboxes,
     what="pod sandbox",
     key_of=lambda sandbox: sandbox.id,
-    key_text=str,
     columns=_sandbox_columns,
-    parse=rows.sandbox_from,
+    parse=rows.SANDBOX.parse,
     order="created_at",
     unknown=rows.unreadable_sandbox,
 )
@@ -205,7 +206,6 @@ def _containers(claims: Mapping[str, tuple[str, ...]]) -> TableMapping[Container
         table=schema.containers,
         what="container",
         key_of=lambda container: container.id,
-        key_text=str,
         columns=_container_columns,
         parse=rows.container_from,
         order="created_at",
@@ -218,32 +218,29 @@ _IMAGES = TableMapping[ImageId, Image](
     table=schema.images,
     what="image",
     key_of=lambda image: image.id,
-    key_text=str,
     columns=_image_columns,
-    parse=rows.image_from,
+    parse=rows.IMAGE.parse,
     order="pulled_at",
     unknown=lambda _row, _why: None,  # the image's file has all that matters
 )
-_BORROWED = TableMapping[str, BorrowedDevice](
-    table=schema.borrowed,
-    what="borrowed device",
-    key_of=lambda device: device.claim,
-    key_text=str,
-    columns=lambda device: {"claim": device.claim, "document": rows.borrowed_document(device)},
-    parse=rows.borrowed_from,
-    order="claim",
-    unknown=lambda _row, _why: None,  # the driver that the device came from is unknown
-)
-_CONDITIONS = TableMapping[str, DeviceCondition](
-    table=schema.device_conditions,
-    what="device condition",
-    key_of=lambda condition: condition.claim,
-    key_text=str,
-    columns=lambda condition: {"claim": condition.claim, "document": rows.condition_document(condition)},
-    parse=rows.condition_from,
-    order="claim",
-    unknown=lambda _row, _why: None,  # the next reset finds the fault again
-)
+
+
+def _by_claim(table: Table, what: str, documents: rows.Documents[_D]) -> TableMapping[str, _D]:
+    """Records of devices. One that is unreadable is not listed: the driver that a borrowed device came from is then unknown,
+    and the next reset finds a fault again."""
+    return TableMapping(
+        table=table,
+        what=what,
+        key_of=lambda record: record.claim,
+        columns=lambda record: {"claim": record.claim, "document": documents.text(record)},
+        parse=documents.parse,
+        order="claim",
+        unknown=lambda _row, _why: None,
+    )
+
+
+_BORROWED = _by_claim(schema.borrowed, "borrowed device", rows.BORROWED)
+_CONDITIONS = _by_claim(schema.device_conditions, "device condition", rows.CONDITION)
 
 
 def _replace_claims(connection: Connection, container: str, claims: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -23,18 +23,34 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.image import UNKNOWN_IMAGE, Image
 from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
-_R = TypeVar("_R", Sandbox, ContainerSpec, ContainerStatus, Image, BorrowedDevice, DeviceCondition)
-_V = TypeVar("_V")
+_R = TypeVar("_R")
 
 # Environment values are bytes (CRI since 1.36.2), so JSON holds them as base64. pydantic applies the config to nested dataclasses
 # only inside a container type, hence the one-element tuples.
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-_SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONFIG)
-_SPEC: TypeAdapter[tuple[ContainerSpec]] = TypeAdapter(tuple[ContainerSpec], config=_CONFIG)
-_STATUS: TypeAdapter[tuple[ContainerStatus]] = TypeAdapter(tuple[ContainerStatus], config=_CONFIG)
-_IMAGE: TypeAdapter[tuple[Image]] = TypeAdapter(tuple[Image], config=_CONFIG)
-_BORROWED: TypeAdapter[tuple[BorrowedDevice]] = TypeAdapter(tuple[BorrowedDevice], config=_CONFIG)
-_CONDITION: TypeAdapter[tuple[DeviceCondition]] = TypeAdapter(tuple[DeviceCondition], config=_CONFIG)
+
+
+class Documents(Generic[_R]):
+    """The documents of one kind of record. `what`: the kind, in error texts."""
+
+    def __init__(self, adapter: TypeAdapter[tuple[_R]], what: str) -> None:
+        self._adapter = adapter
+        self._what = what
+
+    def text(self, record: _R) -> str:
+        return self._adapter.dump_json((record,)).decode()
+
+    def parse(self, document: str) -> _R:
+        """Raises InternalError."""
+        return _valid(self._adapter, document, self._what)[0]
+
+
+SANDBOX = Documents[Sandbox](TypeAdapter(tuple[Sandbox], config=_CONFIG), "sandbox")
+IMAGE = Documents[Image](TypeAdapter(tuple[Image], config=_CONFIG), "image")
+BORROWED = Documents[BorrowedDevice](TypeAdapter(tuple[BorrowedDevice], config=_CONFIG), "borrowed device")
+CONDITION = Documents[DeviceCondition](TypeAdapter(tuple[DeviceCondition], config=_CONFIG), "device condition")
+_SPEC = Documents[ContainerSpec](TypeAdapter(tuple[ContainerSpec], config=_CONFIG), "container")
+_STATUS = Documents[ContainerStatus](TypeAdapter(tuple[ContainerStatus], config=_CONFIG), "container")
 
 _WITH_SPEC: TypeAdapter[tuple[Sandbox, ContainerSpec]] = TypeAdapter(tuple[Sandbox, ContainerSpec], config=_CONFIG)
 _WITH_STATUS: TypeAdapter[tuple[Sandbox, ContainerStatus]] = TypeAdapter(
@@ -46,47 +62,15 @@ _WITH_STATUS: TypeAdapter[tuple[Sandbox, ContainerStatus]] = TypeAdapter(
 _COPY = "virtual machine's copy of its"
 
 
-def sandbox_document(sandbox: Sandbox) -> str:
-    return _SANDBOX.dump_json((sandbox,)).decode()
-
-
 def container_document(container: Container) -> str:
     """One flat object, as earlier versions write and read it, from before spec and status were separate. The two have no field
     name in common."""
-    spec, status = _SPEC.dump_json((container.spec,)).decode(), _STATUS.dump_json((container.status,)).decode()
+    spec, status = _SPEC.text(container.spec), _STATUS.text(container.status)
     return f"{spec.removesuffix('}]')},{status.removeprefix('[{')}"
 
 
-def image_document(image: Image) -> str:
-    return _IMAGE.dump_json((image,)).decode()
-
-
-def borrowed_document(device: BorrowedDevice) -> str:
-    return _BORROWED.dump_json((device,)).decode()
-
-
-def condition_document(condition: DeviceCondition) -> str:
-    return _CONDITION.dump_json((condition,)).decode()
-
-
-def sandbox_from(document: str) -> Sandbox:
-    return _read(_SANDBOX, document, "sandbox")
-
-
 def container_from(document: str) -> Container:
-    return Container(_read(_SPEC, document, "container"), _read(_STATUS, document, "container"))
-
-
-def image_from(document: str) -> Image:
-    return _read(_IMAGE, document, "image")
-
-
-def borrowed_from(document: str) -> BorrowedDevice:
-    return _read(_BORROWED, document, "borrowed device")
-
-
-def condition_from(document: str) -> DeviceCondition:
-    return _read(_CONDITION, document, "device condition")
+    return Container(_SPEC.parse(document), _STATUS.parse(document))
 
 
 def unreadable_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
@@ -102,7 +86,7 @@ def unreadable_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
 
 
 def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] = ()) -> Container:
-    """As `unreadable_sandbox`."""
+    """Stands for a container whose document is unreadable. Raises InvalidRequest, TypeError, ValueError."""
     own = ContainerId(row["id"])
     spec = ContainerSpec(
         id=own,
@@ -122,7 +106,7 @@ def pair_document(sandbox: Sandbox, container: Container) -> str:
     network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
     bare = dataclasses.replace(container.spec.image_config, env=())
     spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()), image_config=bare)
-    pod = sandbox_document(dataclasses.replace(sandbox, network=network))
+    pod = SANDBOX.text(dataclasses.replace(sandbox, network=network))
     vm = container_document(Container(spec, container.status))
     return json.dumps([*json.loads(pod), *json.loads(vm)], separators=(",", ":"))
 
@@ -141,11 +125,7 @@ def _text(value: object) -> str:
     return text
 
 
-def _read(adapter: TypeAdapter[tuple[_R]], document: object, what: str) -> _R:
-    return _valid(adapter, document, what)[0]
-
-
-def _valid(adapter: TypeAdapter[_V], document: object, what: str) -> _V:
+def _valid(adapter: TypeAdapter[_R], document: object, what: str) -> _R:
     """Raises InternalError, so that nobody takes an unreadable record for an absent one."""
     if not isinstance(document, str):
         raise InternalError(f"a {what} record in the state database is unreadable: it is not text")

@@ -34,8 +34,7 @@ class TableMapping(Generic[K, R]):
 
     table: SqlTable
     what: str  # the record's kind, in error texts
-    key_of: Callable[[R], K]
-    key_text: Callable[[K], str]  # the key's value in its column
+    key_of: Callable[[R], K]  # its text is the value in the key's column
     columns: Callable[[R], dict[str, Any]]  # the whole row, with `document`
     parse: Callable[[str], R]  # a document to its record
     order: str  # the column that sorts lists
@@ -102,7 +101,7 @@ class SqliteTable(Generic[K, R]):
 
     def _parsed(self, document: str, key: str) -> R:
         record = self._map.parse(document)
-        if self._map.key_text(self._map.key_of(record)) != key:
+        if str(self._map.key_of(record)) != key:
             raise InternalError(f"a {self._map.what} record in the state database has a different id than its row")
         return record
 
@@ -117,15 +116,15 @@ class SqliteTable(Generic[K, R]):
 
     def replace(self, record: R, *, survives_power_cuts: bool = True) -> None:
         key = self._map.key_of(record)
-        values = {_KEY: self._map.key_text(key), **self._map.columns(record)}
+        values = {_KEY: str(key), **self._map.columns(record)}
         if not self._write(self._do.update, values, key, record, synced=survives_power_cuts):
-            raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
+            raise NotFound(f"{self._map.what} {key} is gone")
 
     def put(self, record: R) -> None:
         self._write(self._do.put, self._map.columns(record), self._map.key_of(record), record)
 
     def delete(self, key: K) -> None:
-        self._write(self._do.delete, {_KEY: self._map.key_text(key)}, key, None)
+        self._write(self._do.delete, {_KEY: str(key)}, key, None)
 
     def get(self, key: K) -> R | None:
         return self._memory.get(key)
@@ -154,7 +153,7 @@ class SqliteTable(Generic[K, R]):
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is already taken") from exc
             if changed:
-                self.unreadable.pop(self._map.key_text(key), None)
+                self.unreadable.pop(str(key), None)
                 before = self._memory.get(key)
                 if record is None:
                     self._memory.pop(key, None)

@@ -115,8 +115,9 @@ _SHUTDOWN_TIMEOUT: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """Seconds: for the handshake, for the client to open all streams, without a byte in a session, for the client to leave after
-    its output, and for the last bytes of a closing connection."""
+    """In seconds. `handshake`: for the handshake. `streams`: for the client to open all its streams. `idle`: a session
+    without any bytes ends after this time. `leaving`: for the client to leave after it has got its output. `linger`:
+    for the last bytes of a connection that is being closed."""
 
     handshake: float = 10.0
     streams: float = 30.0

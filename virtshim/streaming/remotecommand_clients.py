@@ -36,7 +36,7 @@ _MAX_STREAMS: Final = 8
 
 
 class SpdyRemote:
-    """Implements `remotecommand.session.RemoteClient`."""
+    """Implements `remotecommand.RemoteClient`."""
 
     def __init__(self, channel: ByteChannel, wanted: Streams, protocol: str, room: SessionRoom) -> None:
         self._protocol = protocol
@@ -125,7 +125,7 @@ _V5_CLOSE: Final = 255
 
 
 class WebSocketRemote:
-    """Implements `remotecommand.session.RemoteClient`."""
+    """Implements `remotecommand.RemoteClient`."""
 
     def __init__(self, ws: WebSocket, wanted: Streams, protocol: str, room: SessionRoom) -> None:
         self._ws = ws

@@ -14,7 +14,7 @@ from virtshim.streaming.channel import PIECE, Pipe
 from virtshim.streaming.portforward import ForwardFailed
 from virtshim.system.pod_places import Places, PodPlaces
 
-# Bytes at a time for an empty stream when its pod has reached its limit, so that it goes on slowly.
+# Bytes at a time for an empty stream when its pod has reached its limit, so that it continues slowly.
 _LITTLE: Final = 16 << 10
 # Bytes that each pod may always hold, even if the others use up the node's.
 _SURE: Final = 512 << 10
@@ -53,7 +53,7 @@ def _connections(limits: StreamLimits) -> Places:
 
 
 class StreamRoom:
-    """The node's limits. Used on the streaming loop, except `sessions` and `connections`."""
+    """Counts what all sessions of the node use. Used on the streaming loop, except `sessions` and `connections`."""
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
@@ -64,7 +64,7 @@ class StreamRoom:
         self._waiting: set[asyncio.Event] = set()
 
     def allow(self, limits: StreamLimits) -> None:
-        """For new sessions and bytes. Any thread."""
+        """Changes the limits for new sessions and bytes. Any thread may call it."""
         self._limits = limits
         self.sessions.allow(_sessions(limits))
         self.connections.allow(_connections(limits))

@@ -96,7 +96,7 @@ class StreamingServer:
     # --- life
 
     def allow(self, limits: StreamLimits) -> None:
-        """For new sessions; existing ones go on."""
+        """Changes the limits for new sessions. Existing sessions continue."""
         self._room.allow(limits)
 
     def start(self, attaches: Attaches, execs: Execs, screens: Screens) -> None:
@@ -178,7 +178,7 @@ class StreamingServer:
             self._call(self._handler.end, whose)
 
     def _call(self, what: Callable[..., object], *args: object) -> None:
-        """Calls on the loop; does nothing if the loop has ended."""
+        """Calls `what` on the event loop. Does nothing if the loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed
                 self._loop.call_soon_threadsafe(what, *args)

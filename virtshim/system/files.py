@@ -48,9 +48,9 @@ def replace_text(path: str, text: str, mode: int = 0o600) -> None:
     replace_bytes(path, text.encode(), mode)
 
 
-def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
-    """As `replace_text`."""
-    new = f"{path}.new"
+def replace_bytes(path: str, content: bytes, mode: int = 0o600, new: str = "") -> None:
+    """Like `replace_text`. `new`: the name of the file until it is complete, in the same directory; by default `path`.new."""
+    new = new or f"{path}.new"
     # Removes the file of a killed process, and never writes into a file or link that somebody else put here.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)

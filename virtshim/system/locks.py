@@ -10,8 +10,60 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from virtshim.model.errors import AlreadyExists, DeadlineExceeded
+from virtshim.model.errors import Aborted, AlreadyExists, DeadlineExceeded, ShimError
 from virtshim.model.ids import SandboxId
+
+
+class LeaveOff(threading.Event):
+    """Set when a call should give up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._acting = threading.Lock()
+        self._acts: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        super().set()
+        with self._acting:
+            for act in self._acts:
+                act()
+
+    @contextmanager
+    def calling(self, act: Callable[[], None]) -> Iterator[None]:
+        """Within the block, `act` is called as soon as this is set: what wakes a call that waits for something else. It may be
+        called twice, and never after the block."""
+        with self._acting:
+            self._acts.append(act)
+        try:
+            if self.is_set():
+                act()
+            yield
+        finally:
+            with self._acting:
+                self._acts.remove(act)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[LeaveOff]:
+        """Yields what is set with this, or when the time is over."""
+        over = LeaveOff()
+        timer = threading.Timer(max(0.0, seconds), over.set)
+        timer.daemon = True
+        timer.start()
+        try:
+            with self.calling(over.set):
+                yield over
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def explained(self, why: str) -> Iterator[None]:
+        """Raises Aborted with that text in the place of what fails in the block because this is set."""
+        try:
+            yield
+        except ShimError as exc:
+            if self.is_set():
+                raise Aborted(why) from exc
+            raise
 
 
 class PodLocks:
@@ -22,7 +74,7 @@ class PodLocks:
         self._lock = threading.Lock()
         self._locks: dict[SandboxId | str, tuple[threading.RLock, int]] = {}
         # The event of a call that waits for the guest, and the number of calls that wait to end the VM.
-        self._waits: dict[SandboxId, threading.Event] = {}
+        self._waits: dict[SandboxId, LeaveOff] = {}
         self._ends = Counter[SandboxId]()
 
     def is_busy(self, sandbox: SandboxId) -> bool:
@@ -39,7 +91,7 @@ class PodLocks:
     def held_for_all(self, pod: str) -> Iterator[None]:
         """The lock for all sandboxes of the pod with this `pod_hash`, or for all containers of the VM that outlives its pods
         (`owner_of` its disk): none is recorded while the disks are removed. Taken after a sandbox's own lock, never before. Held
-        only for a moment, unless the VM is copied to or from its state volume."""
+        only for a moment, unless the VM is copied to or from its state volume, or moves while it is off."""
         with self._known(pod) as lock, lock:
             yield
 
@@ -55,10 +107,11 @@ class PodLocks:
                     lock.release()
 
     @contextmanager
-    def held_while_waiting(self, sandbox: SandboxId) -> Iterator[threading.Event]:
-        """As `held`, for a call that waits for the guest. The call must stop waiting when the event is set. Not within `held`."""
+    def held_while_waiting(self, sandbox: SandboxId) -> Iterator[LeaveOff]:
+        """Like `held`, for a call that waits for the guest, for another node or for a volume. The call must stop waiting when the
+        event is set. Not within `held`."""
         with self.held(sandbox):
-            leave_off = threading.Event()
+            leave_off = LeaveOff()
             with self._lock:
                 self._waits[sandbox] = leave_off
                 if sandbox in self._ends:
@@ -71,12 +124,13 @@ class PodLocks:
 
     @contextmanager
     def held_to_end(self, sandbox: SandboxId) -> Iterator[None]:
-        """As `held`, for a call that ends the VM. Stops calls that wait for its guest."""
+        """Like `held`, for a call that ends the VM. Stops calls that wait as `held_while_waiting` says."""
         with self._lock:
             self._ends[sandbox] += 1
-            if (waits := self._waits.get(sandbox)) is not None:
-                waits.set()
+            waits = self._waits.get(sandbox)
         try:
+            if waits is not None:
+                waits.set()
             with self.held(sandbox):
                 yield
         finally:
@@ -106,7 +160,7 @@ R = TypeVar("R")
 
 
 class Inflight(Generic[R]):
-    """One running call per key. kubelet abandons a call at its deadline and repeats it: the first goes on, and the repeat
+    """One running call per key. kubelet abandons a call at its deadline and repeats it: the first call continues, and the repeat
     gets its result. If the repeat's `what` differs, that is AlreadyExists."""
 
     def __init__(self) -> None:

@@ -28,6 +28,12 @@ def memory(file: str = "/proc/meminfo") -> int:
     return 1024 * sum(int(words[1]) for words in facts if words[0] in ("MemTotal:", "SwapTotal:"))
 
 
+def available_memory() -> int:
+    """Bytes that programs can still get without swapping."""
+    facts = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return 1024 * sum(int(words[1]) for words in facts if words[0] == "MemAvailable:")
+
+
 def memory_nodes(folder: str = _NODES) -> int:
     """The highest number of a memory node, plus one."""
     try:

@@ -86,9 +86,9 @@ class PodPlaces:
         mine, all_held = self._held.get(pod, 0), self._held.total()
         holds = f"{of.holder} {pod} has {mine} {of.what}" if pod else f"there are {mine} {of.what} without a pod"
         if mine >= of.each:
-            return f"{holds}, the most for one {of.holder}; {of.remedy}"
+            return f"{holds}, the limit for one {of.holder}; {of.remedy}"
         if all_held >= of.total:
-            return f"the {of.holder}s of this node have {all_held} {of.what} together, the most there may be; {of.remedy_of_node}"
+            return f"the {of.holder}s of this node have {all_held} {of.what} together, which is the limit; {of.remedy_of_node}"
         if mine and all_held >= of.total - of.kept:
             return (
                 f"{holds}; the last {of.kept} of this node's {of.total} are kept for {of.holder}s that have none; "

@@ -1,8 +1,8 @@
 """Runs other programs; nothing else in the daemon does.
 
 A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and its own process
-group. When `run` returns or raises, nothing of that group is left. A program that must outlive the call has to leave the
-group (setsid).
+group. When `run` returns or raises, nothing of that group is left, unless a file system hangs the program in the kernel: then
+it ends as soon as the kernel lets it. A program that must outlive the call has to leave the group (setsid).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _CANCEL_POLL = 0.2
 # More than a pipe holds (1 MiB, fs.pipe-max-size): reads all that a program left, but ends if somebody still writes.
 _PIPE_CHUNKS = 32
 _WIDE_PIPE = 1 << 20
+# Seconds after which a killed program is left to the kernel.
+_UNKILLABLE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def run(
     finally:
         # The child is not reaped yet, so its number still names this group.
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _reap(child)
     return Finished(child.returncode, bytes(out.data), bytes(err.data))
 
 
@@ -119,9 +121,15 @@ def piped(argv: Sequence[str]) -> Iterator[Piped]:
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            _reap(child)
         for stream in (child.stdin, child.stdout, child.stderr):
             stream.close()
+
+
+def _reap(child: subprocess.Popen[bytes]) -> None:
+    """Of a killed child. If it hangs in the kernel, Python reaps it when it starts another program."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_UNKILLABLE)
 
 
 def _ended(child: subprocess.Popen[bytes], timeout: float) -> Finished:

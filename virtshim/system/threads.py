@@ -154,8 +154,9 @@ class ContainerThreads:
     def start(
         self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False, again: bool = False
     ) -> None:
-        """Does nothing after `close`, nor if the container has a thread already, except with `beside_earlier`, or with
-        `again`, which makes `run` follow the earlier one."""
+        """Runs `run` on a thread for the container. Does nothing after `close`. If the container already has a thread,
+        does nothing either, except with `beside_earlier`, which starts a second thread, and with `again`, which lets
+        the existing thread call `run` at its end."""
         # The thread's log lines belong to the call that started it, but the call's own name would be wrong.
         bound = {key: value for key, value in structlog.contextvars.get_contextvars().items() if key != "rpc"}
         thread = threading.Thread(
@@ -192,7 +193,8 @@ class ContainerThreads:
                 due = self._next(container)
 
     def _next(self, container: ContainerId) -> Callable[[], None] | None:
-        """Takes the work that was added meanwhile, under the lock, so that a later call starts a new thread."""
+        """The work that was added while the thread ran, if any; otherwise ends the thread. Both happen under the lock,
+        so that a later call starts a new thread."""
         with self._lock:
             if self._threads.get(container) is not threading.current_thread():
                 return None

@@ -110,7 +110,8 @@ shift
 if [ $# -gt 0 ]; then sh -c "$@" || exit {NO_IDENTITY}; fi
 """
 
-# What takes long goes on beside the pod's command, as at a first boot. cloud-init looks for its seed anew.
+# Slow steps run beside the pod's command, as at a first boot. cloud-init looks for its seed anew. An SSH server without host keys
+# could not start in the template, and cloud-init makes the keys.
 _NEW_INSTANCE: Final = rf"""
 again() {{
   if [ -x {HOOK} ]; then exec {HOOK}; fi
@@ -119,6 +120,9 @@ again() {{
   if command -v systemctl; then
     systemctl daemon-reload
     systemctl restart cloud-init-local && {{ systemctl try-restart systemd-networkd networking; systemctl restart cloud-init; }}
+    for server in ssh sshd; do
+      systemctl --quiet is-failed $server && systemctl reset-failed $server && systemctl start $server
+    done
     systemctl restart cloud-config cloud-final
   else
     cloud-init init --local && cloud-init init && cloud-init modules --mode=config

@@ -8,12 +8,13 @@ nothing is left of them when virtshim ends. It then makes them again, because a 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,7 @@ from typing import Final
 import structlog
 
 from virtshim.guest.ports import GuestAgents, GuestOperations
+from virtshim.metrics.observed import WarmStart
 from virtshim.model.container import Container
 from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.model.ids import ContainerId, SandboxId
@@ -31,7 +33,7 @@ from virtshim.system.locks import PodLocks
 from virtshim.system.threads import lasting
 from virtshim.templates.guest_identity import PROBE, RESEED, new_time_and_seed
 from virtshim.templates.ports import TemplateFiles, TemplateVms
-from virtshim.templates.values import Kept, Template, key_of, to_drop
+from virtshim.templates.values import Cold, Kept, Template, key_of, to_drop
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
 from virtshim.vm.streams import wait_for_stream
 from virtshim.vm.warm_xml import TemplateNames, memory_bytes_in, template_xml, why_no_template
@@ -50,28 +52,46 @@ _AGAIN: Final = 600.0
 # Seconds that an unused template is kept, and between two looks for such.
 _UNUSED: Final = 86400.0
 _REST: Final = 60.0
+# Seconds until another attempt to end a template's VM.
+_SOON: Final = 2.0
 # Seconds for the thread to end.
 _CLOSED: Final = 5.0
 # Guests that wait for a template. More start cold and ask again.
 _MOST_WANTED: Final = 16
+# Machines without a template whose reasons are remembered.
+_MOST_UNFIT: Final = 256
 
 _NOBODY: Final = ContainerId("0" * 64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """`disk`: a descriptor of a root disk that no guest has used."""
+    """`disk`: a descriptor of a root disk that no guest has used. `image`: as the pod has named it."""
 
     key: str
     definition: str
     disk: int
     container: ContainerId
+    image: str
 
 
 @dataclass(slots=True)
 class _Entry:
     template: Template
     used_at: float
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """Why a machine has no template, and until when that holds; None: while this process lives."""
+
+    image: str
+    why: str
+    until: float | None
+
+    def holds_at(self, now: float) -> bool:
+        return self.until is None or now < self.until
 
 
 @dataclass(slots=True)
@@ -94,14 +114,15 @@ class Templates:
     agent_timeout: Live[float]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: dict[str, _Entry] = field(default_factory=dict)
-    # Why a guest has no template, and until when that holds; None: while this process lives.
-    _unfit: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    _unfit: dict[str, _Unfit] = field(default_factory=dict)
     # None ends the thread.
     _wanted: queue.SimpleQueue[_Wanted | None] = field(default_factory=queue.SimpleQueue)
     _under_way: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
     _closing: threading.Event = field(default_factory=threading.Event)
     _booting: tuple[uuid.UUID, ContainerId] | None = None
+    # VMs of templates that are to end. Only the thread uses them.
+    _to_end: list[tuple[uuid.UUID, ContainerId]] = field(default_factory=list)
 
     def key_for(self, container: Container, disk_bytes: int) -> tuple[str, str]:
         """What a template of this container's machine is known by, and the machine's definition. Raises WrongState if there
@@ -125,33 +146,55 @@ class Templates:
                     found = _duplicate(entry.template, closing)
             yield found
 
-    def want(self, key: str, definition: str, container: ContainerId, disk: int) -> str:
+    def want(self, key: str, definition: str, container: Container, disk: int) -> Cold:
         """Begins to make a template, unless that is under way or useless. Takes a duplicate of `disk`, which no guest has used.
         Returns why there is none yet."""
         with self._lock:
-            why, until = self._unfit.get(key, ("", None))
-            if why and (until is None or self.clock.monotonic() < until):
-                return why
+            unfit = self._unfit.get(key)
+            if unfit is not None and unfit.holds_at(self.clock.monotonic()):
+                return Cold(WarmStart.UNFIT, unfit.why)
             if key in self._under_way:
-                return "its template is being made"
+                return Cold(WarmStart.NO_TEMPLATE, "its template is being made")
             if self._closing.is_set() or len(self._under_way) >= _MOST_WANTED:
-                return "other templates are being made"
-            self._wanted.put(_Wanted(key, definition, os.dup(disk), container))
+                return Cold(WarmStart.NO_TEMPLATE, "other templates are being made")
+            image = _image_of(container)
+            self._wanted.put(_Wanted(key, definition, os.dup(disk), container.id, image))
             self._under_way.add(key)
             if self._thread is None:
                 self._thread = lasting(self._run, "templates")
-        return "there is no template of it yet; one is being made"
+        return Cold(WarmStart.NO_TEMPLATE, "there is no template of it yet; one is being made")
 
-    def unfit(self, key: str, why: str, seconds: float | None = None) -> None:
-        """No guest comes from this template any more, and for these seconds none is made (None: while this process lives)."""
-        log.warning("template.unfit", template=key[:12], error=why)
+    def no_longer_fit(self, key: str, container: Container, why: str, seconds: float) -> None:
+        """No guest comes from the template of this container's machine any more, and for these seconds none is made."""
+        self._note_unfit(key, _image_of(container), why, seconds)
+
+    def _note_unfit(self, key: str, image: str, why: str, seconds: float | None = None) -> None:
+        """`seconds`: None means while this process lives."""
+        log.warning("template.unfit", template=key[:12], image=image, error=why)
+        until = None if seconds is None else self.clock.monotonic() + seconds
         with self._lock:
-            self._unfit[key] = (why, None if seconds is None else self.clock.monotonic() + seconds)
+            self._unfit.pop(key, None)  # the newest are last
+            self._unfit[key] = _Unfit(image, why, until)
+            while len(self._unfit) > _MOST_UNFIT:
+                del self._unfit[next(iter(self._unfit))]
             self._drop(key)
 
     def kept(self) -> Sequence[Kept]:
         with self._lock:
-            return [Kept(key, entry.template.bytes, entry.used_at) for key, entry in self._kept.items()]
+            return [Kept(key, one.template.bytes, one.used_at, one.image) for key, one in self._kept.items()]
+
+    def facts(self) -> Mapping[str, object]:
+        """For people: what can start from a template, and what cannot, and why."""
+        kept, now = self.kept(), self.clock.monotonic()
+        with self._lock:
+            unfit = [one for one in self._unfit.values() if one.holds_at(now)]
+            making = len(self._under_way)
+        return {
+            "limitBytes": self.most.now,
+            "kept": [{"image": one.image, "bytes": one.bytes} for one in kept],
+            "making": making,
+            "unfit": [{"image": one.image, "why": one.why} for one in unfit],
+        }
 
     def is_making(self) -> bool:
         with self._lock:
@@ -182,7 +225,11 @@ class Templates:
         while not self._closing.is_set():
             self._drop_unused()
             try:
-                wanted = self._wanted.get(timeout=_REST)
+                self._end_vms()
+            except ShimError as exc:
+                log.warning("template.not_ended", error=str(exc))
+            try:
+                wanted = self._wanted.get(timeout=_SOON if self._to_end else _REST)
             except queue.Empty:
                 continue
             if wanted is None:
@@ -190,10 +237,11 @@ class Templates:
             try:
                 self._make(wanted)
             except ShimError as exc:
-                self.unfit(wanted.key, f"its template could not be made: {exc}", _AGAIN)
+                self._note_unfit(wanted.key, wanted.image, f"its template could not be made: {exc}", _AGAIN)
             except Exception as exc:  # the edge of the thread: the next one must be made
                 log.exception("template.crashed", template=wanted.key[:12])
-                self.unfit(wanted.key, f"its template could not be made: {type(exc).__name__}", _AGAIN)
+                why = f"its template could not be made: {type(exc).__name__}"
+                self._note_unfit(wanted.key, wanted.image, why, _AGAIN)
             finally:
                 os.close(wanted.disk)
                 with self._lock:
@@ -207,14 +255,14 @@ class Templates:
 
     def _make(self, wanted: _Wanted) -> None:
         if not self._makes_room(memory_bytes_in(wanted.definition)):
-            self.unfit(wanted.key, "its memory is larger than templates.max_bytes", _AGAIN)
+            self._note_unfit(wanted.key, wanted.image, "its memory is larger than templates.max_bytes", _AGAIN)
             return
         began = self.clock.monotonic()
         made = self._made(wanted)
         if made is None:
             return
         with self._lock:
-            self._kept[wanted.key] = _Entry(made, self.clock.monotonic())
+            self._kept[wanted.key] = _Entry(made, self.clock.monotonic(), wanted.image)
         seconds = round(self.clock.monotonic() - began, 1)
         log.info("template.made", template=wanted.key[:12], bytes=made.bytes, seconds=seconds)
 
@@ -227,15 +275,17 @@ class Templates:
             opened = closing.enter_context(contextlib.ExitStack())
             opened.callback(os.close, memory := self.files.memory(memory_bytes_in(wanted.definition)))
             opened.callback(os.close, devices := self.files.devices())
+            began = self.clock.monotonic()
             with self._booted(wanted, template, sandbox, memory) as domain:
                 if why := self._refusal(template):
-                    self.unfit(wanted.key, f"its guest cannot be copied: {why}")
+                    self._note_unfit(wanted.key, wanted.image, f"its guest cannot be copied: {why}")
                     return None
+                booted_in = self.clock.monotonic() - began
                 self.clock.wait(self._closing, _QUIET)
                 self._write_devices(domain, template, devices)
             made = self._sealed(template, memory, devices)
             opened.pop_all()  # they are the template's
-            return made
+            return dataclasses.replace(made, booted_in=booted_in)
 
     def _sealed(self, template: ContainerId, memory: int, devices: int) -> Template:
         until = self.clock.monotonic() + _UNMAPPED
@@ -271,14 +321,24 @@ class Templates:
         finally:
             self._booting = None
             self.agents.forget(template)
+            self._to_end.append((domain, template))
+            self._end_vms()
+
+    def _end_vms(self) -> None:
+        """libvirt may not answer just now. Raises ShimError; the thread tries again."""
+        while self._to_end:
+            domain, template = self._to_end[0]
             self.hypervisor.destroy(domain, template)
             self.hypervisor.undefine(domain, template)
+            del self._to_end[0]
 
     def _refusal(self, template: ContainerId) -> str:
         """Why copies of a template's guest could not become guests of their own; "" if they can."""
         fresh = new_time_and_seed(self.clock.now_ns())
         try:
-            code, said = self.guests.run_script(template, PROBE, (RESEED,), fresh, self.agent_timeout.now)
+            code, said = self.guests.run_script(
+                template, PROBE, (RESEED,), fresh, self.agent_timeout.now, self._closing
+            )
         except WrongState as exc:
             return str(exc)
         except DeadlineExceeded:
@@ -286,7 +346,7 @@ class Templates:
         return "" if not code else said or f"a script ended with {code}"
 
     def _write_devices(self, domain: uuid.UUID, template: ContainerId, devices: int) -> None:
-        self.agents.forget(template)
+        # Its agent stays connected: an agent without a connection sleeps, and its copies would sleep on.
         self.pausing.pause(domain, template)
         self.streams.leave_memory_out(domain, template, left_out=True)
         self.streams.send(domain, template, devices)
@@ -333,7 +393,14 @@ def _duplicate(template: Template, closing: contextlib.ExitStack) -> Template:
         closing.callback(os.close, new)
         return new
 
-    return Template(again(template.memory), again(template.devices), again(template.disk), template.bytes)
+    return dataclasses.replace(
+        template, memory=again(template.memory), devices=again(template.devices), disk=again(template.disk)
+    )
+
+
+def _image_of(container: Container) -> str:
+    """The image's name as the pod's author wrote it."""
+    return container.config.user_image or container.config.image
 
 
 def _close(*descriptors: int) -> None:

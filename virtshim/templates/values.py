@@ -1,4 +1,4 @@
-"""Templates of guests that have booted: what they are known by, and which of them the node keeps. Pure."""
+"""Templates of guests that have booted: by which key one is found, and which of them the node keeps. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from virtshim.metrics.observed import WarmStart
 from virtshim.model.container import Container
 from virtshim.vm.warm_xml import TemplateNames, template_xml
 
@@ -13,21 +14,32 @@ from virtshim.vm.warm_xml import TemplateNames, template_xml
 @dataclass(frozen=True, slots=True)
 class Template:
     """A guest that has booted. Descriptors of files without names: `memory`, which nobody can write to any more; `devices`, the
-    state of its devices; `disk`, its root disk as it was at that moment. `bytes`: what all of it takes."""
+    state of its devices; `disk`, its root disk as it was at that moment. `bytes`: what all of it takes. `booted_in`: seconds
+    until its guest agent answered."""
 
     memory: int
     devices: int
     disk: int
     bytes: int
+    booted_in: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """`used_at`: when a guest was last made of it, on the monotonic clock."""
+    """`used_at`: when a guest was last made of it, on the monotonic clock. `image`: as a pod has named it."""
 
     key: str
     bytes: int
     used_at: float
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Why a guest boots although its pod has virtshim.io/warm-start: for counters, and for people, with the remedy."""
+
+    how: WarmStart
+    why: str
 
 
 def why_cold(container: Container) -> str:

@@ -1,7 +1,7 @@
 """One connection to libvirt, which reconnects by itself. It knows nothing about VMs.
 
 A thread opens the connection, waits until it is lost, closes it, and tries again with growing pauses. Calls never wait
-for that: without a connection they fail at once with Unavailable, and `trouble` says why from memory.
+for the thread: without a connection they fail at once with Unavailable, and `trouble` has the thread's last error.
 """
 
 from __future__ import annotations

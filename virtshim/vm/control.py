@@ -74,9 +74,16 @@ class LibvirtControl:
         with self._connection.using(f"{doing} VM {domain}") as conn:
             yield ownership.find(conn, domain, self._profile.node)
 
+    def look_for_agent(self, domain: uuid.UUID) -> None:
+        """libvirt's own event for agents only covers ports with the name that the guest sees, which virtshim's ports do not
+        have in the definition (elements/small_devices.py)."""
+        with self._using(domain, "look for the guest agent of") as found:
+            definition = found.XMLDesc()
+        if agent_port_state(definition) == "connected":
+            self.agent_answers(domain)
+
     def agent_answers(self, domain: uuid.UUID) -> None:
-        """Hands over. libvirt's own event for agents only covers ports with the name that the guest sees, which
-        virtshim's ports do not have in the definition (elements/small_devices.py)."""
+        """Hands over."""
         with contextlib.suppress(RuntimeError):  # closed
             self._worker.submit(self._tell, domain)
 
@@ -84,7 +91,7 @@ class LibvirtControl:
         for callback in self._callbacks:
             try:
                 callback(domain)
-            except Exception:  # any error: the thread must go on
+            except Exception:  # any error: the thread must continue
                 log.exception("vm.agent_event.crashed", domain=str(domain))
 
 
@@ -116,12 +123,18 @@ class LibvirtPorts:
             )
 
     def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
-        """libvirt tracks the state of every port, whether or not it takes it for an agent's."""
         with self._connection.using(f"read the agent's port of VM {domain}") as conn:
             definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
-        ports = parsed(definition).iterfind("devices/channel")
-        agent = next((one for one in ports if one.find(f"alias[@name='{AGENT_ALIAS}']") is not None), None)
-        return agent is None or agent.find("target[@state='disconnected']") is None
+        return agent_port_state(definition) != "disconnected"
+
+
+def agent_port_state(definition: str) -> str:
+    """`connected` if a program in the guest has the agent's port open, otherwise `disconnected`; "" if libvirt does not say,
+    as of a VM that is off. libvirt tracks the state of every port, whether or not it takes it for an agent's. Pure."""
+    ports = parsed(definition).iterfind("devices/channel")
+    agent = next((one for one in ports if one.find(f"alias[@name='{AGENT_ALIAS}']") is not None), None)
+    target = None if agent is None else agent.find("target")
+    return "" if target is None else target.get("state", "")
 
 
 @dataclass(frozen=True, slots=True)

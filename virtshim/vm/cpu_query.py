@@ -26,7 +26,7 @@ _UNCHANGED_MODES: Final = frozenset({"host-passthrough", "maximum"})
 
 
 def may_be_shortened(cpu: Element) -> bool:
-    """Whether the definition with this `<cpu>` can have the short query."""
+    """Whether libvirt may use the short query for a definition with this `<cpu>`."""
     return cpu.get("mode") in _UNCHANGED_MODES
 
 

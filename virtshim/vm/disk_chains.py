@@ -217,7 +217,7 @@ def _difference(disk: Disk) -> str:
         return "its header says that it is encrypted"
     path, kind = (disk.backing.path, disk.backing.format.value) if disk.backing else ("", "")
     if header.backing != path:
-        return f"its header names {header.backing or 'nothing'!r} below it, and not {path or 'nothing'!r}"
+        return f"its header names {header.backing or 'nothing'!r} as the file below it, not {path or 'nothing'!r}"
     if header.backing_format != kind:
         return f"its header gives the file below it the format {header.backing_format[:40]!r}, not {kind!r}"
     return ""

@@ -87,6 +87,8 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
     domain = Element("domain", type=profile.domain_type.value)
     _text(domain, "name", domain_name(spec.name))
     _text(domain, "uuid", str(spec.uuid))
+    if spec.generation_id:
+        SubElement(domain, "genid")  # libvirt makes one up
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
     owner = ownership.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)

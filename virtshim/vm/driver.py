@@ -113,6 +113,8 @@ class LibvirtHypervisor:
         self._output = QemuOutput(profile.output_pipes)
         self._pressing = BoundedCalls("shut down")
         self._destroying = EarlyCalls()
+        # Destroyed VMs of which no other VM gets anything, so nobody has to wait until libvirt has cleaned up.
+        self._let_go: set[uuid.UUID] = set()
         # VMs that are starting or ending now. Statistics leave them out.
         self.busy = BusyVms()
         # libvirt accepts one callback for this event, so its receiver passes it on.
@@ -144,7 +146,8 @@ class LibvirtHypervisor:
         self._run(domain, container, lambda _conn, found: found.create())
 
     def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
-        """Its guest stands still: the caller first notes that the state is used up."""
+        """Implements `Hypervisor.restore`. Leaves the guest paused, so that the caller can first record that the state
+        is used up."""
 
         def load(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
             saved = conn.saveImageGetXMLDesc(memory, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
@@ -161,13 +164,13 @@ class LibvirtHypervisor:
         self._run(domain, container, launch)
 
     def own_definition(self, domain: uuid.UUID, container: ContainerId) -> str:
-        """What it is started with, with all secrets. Errors as of `Hypervisor`."""
+        """The definition that the VM starts with, including all secrets. Errors as of `Hypervisor`."""
         with self._connection.using(f"read the definition of VM {domain}") as conn:
             found = self._find(conn, domain, container)
             return str(found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
 
     def define_template(self, definition: str, disk_file: Disk) -> None:
-        """Errors as of `Hypervisor`. Only its disk is a file of its own."""
+        """Defines a template's VM and gives QEMU its disk, the template's only file. Errors as of `Hypervisor`."""
         with self._connection.using("define a template") as conn:
             qemu = self._connection.qemu_ids()
             if qemu is not None:
@@ -177,9 +180,10 @@ class LibvirtHypervisor:
     def start_on_memory(
         self, domain: uuid.UUID, container: ContainerId, memory: int, socket: str, *, shared: bool
     ) -> None:
-        """Starts a VM whose memory is the file behind the descriptor `memory`. `shared`: the guest boots, and writes into the
-        file. Otherwise what it writes is its own, and the VM waits for the state of its devices (`MemoryStreams.receive`).
-        `socket`: the path of a socket that exists meanwhile. Errors as of `Hypervisor`."""
+        """Starts a VM whose memory is the file behind the descriptor `memory`. With `shared` the guest boots and writes
+        to the file. Without `shared` the guest's writes stay private, and the VM waits for the state of its devices
+        (`MemoryStreams.receive`). `socket`: the path of a socket that exists during the call. Errors as of
+        `Hypervisor`."""
 
         def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
             own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
@@ -210,6 +214,7 @@ class LibvirtHypervisor:
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
+            self._let_go.discard(domain)
             definition = found.XMLDesc()
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(vm_uid_in(definition))
@@ -263,6 +268,9 @@ class LibvirtHypervisor:
             self._pressing.call(domain, press, _PRESS_LIMIT)
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
+        if domain in self._let_go and self._exits.over(domain) is not None:
+            return  # an earlier call ended it, and libvirt would answer only when it has cleaned up
+
         # libvirt limits this itself: SIGTERM, SIGKILL after 10 s, and an error after another 5 s. It checks every 200
         # ms whether QEMU is gone, which the kernel reports at once.
         def act(found: libvirt.virDomain) -> None:
@@ -270,6 +278,8 @@ class LibvirtHypervisor:
             # libvirt keeps the devices from the next VM until it has cleaned up.
             has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
             patience = _CLEANED_UP if has_reusable_parts(definition, container) else 0.0
+            if not has_devices and not patience:
+                self._let_go.add(domain)
             self._exits.will_destroy(domain)
             with self._events.watching(domain) as news:
                 self._destroying.call(
@@ -290,6 +300,7 @@ class LibvirtHypervisor:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
             self._remove(self._find(conn, domain, container))
             self._exits.forget(domain)
+            self._let_go.discard(domain)
 
     def power(self, domain: uuid.UUID) -> PowerState:
         if (over := self._exits.over(domain)) is not None:
@@ -405,6 +416,9 @@ class LibvirtHypervisor:
     def _remove_earlier(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
         """Removes an earlier definition of this node with the UUID. Raises AlreadyExists if UUID or name belong to
         another domain."""
+        self._destroying.wait(
+            spec.uuid
+        )  # libvirt would take the disks from the new VM that it still takes from the last one
         if (existing := _lookup(conn.lookupByUUID, spec.uuid.bytes)) is not None:
             if not self._is_ours(existing):
                 raise AlreadyExists(

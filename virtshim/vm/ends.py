@@ -19,6 +19,7 @@ import structlog
 
 from virtshim.model.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import VMS, vm_uuid
 from virtshim.model.vm import OffReason, Power, PowerState
 from virtshim.system.threads import lasting
 from virtshim.vm import qemu_process
@@ -362,17 +363,22 @@ def has_reusable_parts(definition: str, container: ContainerId) -> bool:
     outlives its container.
 
     libvirt restores their owners and labels, and ends the swtpm, up to 200 ms after QEMU has ended. A VM that took one of them
-    before would find it in use, or lose it."""
+    before then would find it in use, or lose it. The root disk of a VM that outlives its pods does not count: its next VM has the
+    same UUID, so libvirt defines it only when the earlier VM is finished."""
     domain = parsed(definition)
     if domain.find("os/nvram") is not None or domain.find("devices/tpm") is not None:
         return True
-    return any(_outlives(one, container) for one in domain.iterfind("devices/disk"))
+    own = domain.findtext("uuid", "")
+    return any(_outlives(one, container, own) for one in domain.iterfind("devices/disk"))
 
 
-def _outlives(disk: Element, container: ContainerId) -> bool:
+def _outlives(disk: Element, container: ContainerId, domain: str) -> bool:
     source = disk.find("source")
     if disk.get("type") == "block":
         return True
     if source is None or disk.find("readonly") is not None:
         return False
-    return PurePath(source.get("file", "")).parent.name != container.value
+    path = PurePath(source.get("file", ""))
+    if str(vm_uuid(f"{VMS}/{path.parent.name}/{path.stem}")) == domain:
+        return False
+    return path.parent.name != container.value

@@ -45,7 +45,7 @@ def _run_events() -> None:
         try:
             libvirt.virEventRunDefaultImpl()
         except libvirt.libvirtError:
-            log.exception("libvirt.event_loop.failed")  # the loop goes on
+            log.exception("libvirt.event_loop.failed")  # the loop continues
 
 
 class Lifecycle:

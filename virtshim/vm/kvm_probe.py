@@ -16,6 +16,7 @@ import structlog
 
 from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.system.files import replace_text
+from virtshim.system.machine import boot_id
 from virtshim.system.process import Finished, run
 from virtshim.vm.elements.processors import DomainType
 
@@ -45,7 +46,6 @@ log = structlog.get_logger(__name__)
 # A real KVM takes 0.1 s, and longer while the node boots.
 _LIMIT: Final = 10.0
 
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KVM: Final = "/dev/kvm"
 
 
@@ -117,13 +117,11 @@ def probe_command_line(qemu: str, rom: str) -> list[str]:
 
 def _key(qemu: str) -> str:
     """A verdict is valid for one boot and one QEMU."""
-    with open(_BOOT_ID, encoding="ascii") as file:
-        boot = file.read().strip()
     try:
         changed = os.stat(qemu).st_mtime_ns
     except OSError:
         changed = 0
-    return f"{boot} {qemu} {changed}"
+    return f"{boot_id()} {qemu} {changed}"
 
 
 def _recall(path: str, key: str) -> Verdict | None:

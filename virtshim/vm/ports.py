@@ -12,6 +12,7 @@ from virtshim.model.cgroup import CgroupLimits
 from virtshim.model.ids import ContainerId
 from virtshim.model.usage import DomainUsage
 from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
+from virtshim.vm.guest_needs import GuestNeeds, QemuHere, SavedMemory
 from virtshim.vm.streams import StreamState
 
 
@@ -126,7 +127,11 @@ class VmControl(Protocol):
         """libvirt's current XML, without the values that open the pod's network."""
 
     def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
-        """`callback` is called from a separate thread when a guest's agent has answered on a new connection."""
+        """`callback` is called from a separate thread when a guest's agent has answered on a new connection, and when
+        `look_for_agent` has found it."""
+
+    def look_for_agent(self, domain: uuid.UUID) -> None:
+        """Calls the callbacks of `on_agent`, from their thread, if a program in the guest has the agent's port open."""
 
 
 class Screenshots(Protocol):
@@ -175,13 +180,27 @@ class MemoryStreams(Protocol):
     def blockers(self, domain: uuid.UUID, container: ContainerId) -> tuple[str, ...]:
         """What QEMU cannot move of this VM, in its own words."""
 
+    def needs(self, domain: uuid.UUID, container: ContainerId) -> GuestNeeds:
+        """What a running VM needs of the QEMU of its next node."""
+
+    def saved(self, memory: str) -> SavedMemory:
+        """The contents of a file that `VmPausing.save_memory` wrote. From `begins_at` on, the file has the format that `send`
+        writes. Raises WrongState."""
+
+    def here(self, needs: GuestNeeds) -> QemuHere:
+        """What this node's QEMU has of it."""
+
     def send(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
         """Begins to write memory and devices to the descriptor `pipe`; `state` says how far it is. A running guest runs on until
         little is left. Then it is stopped, and QEMU waits for `go_on`. After a failure QEMU resumes a guest that it has
         stopped."""
 
+    def can_copy_while_running(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        """Whether `send` finds all that the guest writes meanwhile. Otherwise the guest must be paused first."""
+
     def leave_memory_out(self, domain: uuid.UUID, container: ContainerId, *, left_out: bool) -> None:
-        """Whether a later `send` or `receive` is of devices alone: memory that is a file stays where it is."""
+        """Sets whether later `send` and `receive` calls leave the memory out and transfer only devices. Memory that is
+        a file stays where it is."""
 
     def go_on(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Writes the rest of a `send` that has stopped the guest."""
@@ -190,7 +209,7 @@ class MemoryStreams(Protocol):
         """Begins to read what `send` wrote. The VM stays paused."""
 
     def state(self, domain: uuid.UUID, container: ContainerId) -> StreamState:
-        """Of the last `send` or `receive`."""
+        """The state of the last `send` or `receive`."""
 
     def cancel(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Ends a `send` that is under way. No error if there is none."""

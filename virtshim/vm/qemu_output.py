@@ -1,4 +1,4 @@
-"""Limits and keeps QEMU's standard output and error if libvirt is embedded, where no virtlogd does.
+"""Limits and keeps QEMU's standard output and error if libvirt is embedded: there is no virtlogd then to do so.
 
 The embedded libvirt gives QEMU its log file, which a taken-over QEMU could fill without end. So vmwrapper replaces the file by a
 pipe. QEMU holds both ends, so the kernel's limit holds even without virtshim, and output that does not fit is lost. When QEMU has

@@ -1,9 +1,9 @@
 """The definition that a saved VM, or one from another node, continues with. Pure: equal texts give equal bytes.
 
-libvirt compares it with the saved one: what the guest sees must be the same (machine type, CPU, memory, addresses, ports that
-were plugged in), so that comes from the saved definition. What belongs to the container comes from its own definition: the
-owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths of the earlier container become those of
-this one.
+libvirt compares the new definition with the saved one. What the guest sees must be the same: machine type, CPU,
+memory, addresses, ports that were plugged in. So these come from the saved definition. What belongs to the container
+comes from its own definition: the owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths
+of the earlier container become those of this one.
 
 The definition of another node is not trusted: a taken-over node must not get its peers to open files or devices, or to run a
 QEMU that is not confined. So it must have all that the container's own definition has, at the same place, and nothing more,
@@ -172,7 +172,7 @@ def _move(root: Element, moved: Mapping[str, str]) -> None:
 
 
 def moved_to(value: str, moved: Mapping[str, str]) -> str:
-    """The path below the directory that a directory has moved to."""
+    """The path after the move of the directory that contains it."""
     for before, now in moved.items():
         if value == before or value.startswith(f"{before}/"):
             return now + value[len(before) :]
@@ -181,7 +181,7 @@ def moved_to(value: str, moved: Mapping[str, str]) -> str:
 
 def _refuse_larger(saved: Element, own: Element) -> None:
     """The pod's limits would end a guest that has more memory than they allow."""
-    has, may = (_memory(one) for one in (saved, own))
+    has, may = (memory_kib(one) for one in (saved, own))
     if has > may:
         raise WrongState(
             f"the saved guest has {has >> 10} MiB of memory, and the pod has {may >> 10} MiB; raise the pod's memory limit, or "
@@ -189,8 +189,8 @@ def _refuse_larger(saved: Element, own: Element) -> None:
         )
 
 
-def _memory(root: Element) -> int:
-    """KiB, as libvirt writes it."""
+def memory_kib(root: Element) -> int:
+    """What the guest of a definition has now. Raises WrongState."""
     found = root.find("currentMemory")
     found = root.find("memory") if found is None else found
     text = "" if found is None else found.text or ""
@@ -216,7 +216,7 @@ def _replace_disks(result: Element, mine: Element) -> None:
     if own.keys() != saved.keys():
         missing = sorted(own.keys() ^ saved.keys())
         raise WrongState(
-            f"the disks of the saved VM are not those of the pod: {', '.join(missing)} is in one of them alone"
+            f"the disks of the saved VM are not those of the pod: only one of the two has {', '.join(missing)}"
         )
     for target, disk in saved.items():
         for name in ("source", "backingStore", "driver"):

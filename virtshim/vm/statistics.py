@@ -127,7 +127,8 @@ Read = Callable[[Collection[uuid.UUID]], Mapping[uuid.UUID, Stats]]
 # libvirtd handles 5 calls of a client at a time (max_client_requests). Abandoned calls must leave room for others.
 _MAX_CALLS: Final = 3
 
-# While guests boot, late and timely calls alternate every second. The trouble is over if none was late for these seconds.
+# While guests boot, late and timely calls alternate every second. So the trouble is over only if no call was late for this
+# many seconds.
 _CALM: Final = 60.0
 
 
@@ -146,14 +147,11 @@ class BulkStats:
     """`timeout`: seconds for each of at most three attempts. `calm`: see _CALM. Calls in flight, abandoned ones included, are
     limited. Thread-safe."""
 
-    def __init__(
-        self, read: Read, timeout: float = 1.0, now: Callable[[], int] = time.time_ns, calm: float = _CALM
-    ) -> None:
+    def __init__(self, read: Read, timeout: float = 1.0, calm: float = _CALM) -> None:
         self._read = read
         self._calm = calm
         self._late_until = 0.0
         self._timeout = timeout
-        self._now = now
         self._limit = timeout * _MAX_CALLS
         self._changed = threading.Condition()
         self._running: list[_Call] = []
@@ -173,7 +171,7 @@ class BulkStats:
                 self._trouble.met("libvirt.statistics.late", seconds=self._timeout)
             else:
                 return call.taken_at, call.rows
-        return self._now(), {}
+        return time.time_ns(), {}
 
     def _begin(self, wanted: Collection[uuid.UUID], finished: queue.SimpleQueue[_Call], timeout: float) -> bool:
         """Starts a call; if there are too many, waits until one ends. False if all of them are abandoned."""
@@ -200,7 +198,7 @@ class BulkStats:
         except ShimError as exc:
             self._trouble.met("libvirt.statistics.failed", error=str(exc))
         finally:
-            call.taken_at = self._now()
+            call.taken_at = time.time_ns()
             with self._changed:
                 self._running.remove(call)
                 self._changed.notify_all()
@@ -288,10 +286,10 @@ class VmStatistics:
 class LibvirtReadings:
     """Implements `virtshim.vm.ports.VmReadings`. `pid_directory`: see `qemu_process.pid_directory`."""
 
-    def __init__(self, stats: BulkStats, pid_directory: str, tree: CgroupTree | None = None) -> None:
+    def __init__(self, stats: BulkStats, pid_directory: str) -> None:
         self._stats = stats
         self._pids = pid_directory
-        self._tree = tree or CgroupTree()
+        self._tree = CgroupTree()
 
     def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
         if not wanted:
@@ -312,7 +310,7 @@ class LibvirtReadings:
 
 
 class AgentArrivals:
-    """Measures the time from a guest's start until its agent first answers. Thread-safe."""
+    """Measures the time from a guest's start until its agent is up. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -10,16 +10,17 @@ from typing import Final
 from virtshim.model.errors import DeadlineExceeded, InternalError
 from virtshim.system.clock import Clock
 
-# Seconds between two looks: near the end, when a guest may stand still meanwhile, and before.
+# The shortest and the longest pause between two looks, in seconds. Near the end the pause is short, because a guest may stand
+# still meanwhile.
 _SOON: Final = 0.005
 _LATER: Final = 0.1
-# Bytes that are left near the end.
-_LITTLE: Final = 256 << 20
+# Bytes per second. No memory is copied faster, not even empty memory.
+_FASTEST: Final = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """`stopped`: little of the memory is left, and the guest stands still. `done`: all of the memory is in the pipe, or in QEMU.
+    """`stopped`: little of the memory is left, and the guest is paused. `done`: all of the memory is in the pipe, or in QEMU.
     `left`: bytes to send. `failed`: why, "" if it has not failed."""
 
     stopped: bool = False
@@ -37,7 +38,7 @@ def wait_for_stream(
     stopped: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Returns when the stream is done or, with `stopped`, when the guest stands still. `check` is called at each look, and may
+    """Returns when the stream is done or, with `stopped`, when the guest is paused. `check` is called at each look, and may
     raise. Raises InternalError if the stream has failed, and DeadlineExceeded, which begins with `what`."""
     until = clock.monotonic() + seconds
     while True:
@@ -49,4 +50,4 @@ def wait_for_stream(
             return
         if clock.monotonic() > until:
             raise DeadlineExceeded(f"{what} within {seconds:g} s")
-        clock.wait(threading.Event(), _LATER if state.left > _LITTLE else _SOON)
+        clock.wait(threading.Event(), min(_LATER, max(_SOON, state.left / _FASTEST)))

@@ -81,6 +81,8 @@ def template_xml(own: str, names: TemplateNames) -> str:
             element.set(name, moved_to(value, names.moved))
     _set_text(domain, "name", names.name)
     _set_text(domain, "uuid", names.uuid)
+    if (generation := domain.find("genid")) is not None:
+        generation.text = None  # libvirt makes one up, so no guest of the template has the template's
     vcpus = domain.find("vcpu")
     if vcpus is not None:
         vcpus.attrib.pop("cpuset", None)
@@ -90,14 +92,7 @@ def template_xml(own: str, names: TemplateNames) -> str:
     _set_owner(domain, names)
     _set_user(domain, names.uid)
     _without_extras(domain)
-    for variable in list(_variables(domain)):
-        name = variable.get("name", "")
-        if name in _OF_NETWORK:
-            _commandline(domain).remove(variable)
-        elif name == "VIRTSHIM_SANDBOX":
-            variable.set("value", names.sandbox.value)
-        elif name == "VIRTSHIM_OUTPUT":  # a pipe beside those of other VMs
-            variable.set("value", posixpath.join(posixpath.dirname(variable.get("value", "")), names.name))
+    _set_environment(domain, names)
     return text_of(domain)
 
 
@@ -129,6 +124,17 @@ def _without_extras(domain: Element) -> None:
     for disk in devices.findall("disk"):
         if disk is not root:
             devices.remove(disk)
+
+
+def _set_environment(domain: Element, names: TemplateNames) -> None:
+    for variable in list(_variables(domain)):
+        name = variable.get("name", "")
+        if name in _OF_NETWORK:
+            _commandline(domain).remove(variable)
+        elif name == "VIRTSHIM_SANDBOX":
+            variable.set("value", names.sandbox.value)
+        elif name == "VIRTSHIM_OUTPUT":  # a pipe beside those of other VMs
+            variable.set("value", posixpath.join(posixpath.dirname(variable.get("value", "")), names.name))
 
 
 def _root_disk(domain: Element) -> Element | None:

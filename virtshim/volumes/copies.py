@@ -29,7 +29,7 @@ MAX_DEPTH: Final = 32
 MAX_ALL_BYTES: Final = 8 << 20
 _PAGE: Final = 4096
 
-# Its value `shared` turns copying off.
+# The annotation's value `shared` turns copying off.
 SHARED_ANNOTATION: Final = "virtshim.io/kubelet-volumes"
 
 DATA: Final = "..data"

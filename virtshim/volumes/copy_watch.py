@@ -39,7 +39,7 @@ class CopyWatch:
             try:
                 if not self.look(_WAIT):
                     self.clock.wait(stopping, _WAIT)
-            except Exception:  # any error: the thread must go on
+            except Exception:  # any error: the thread must continue
                 log.exception("volumes.watch.broken")
                 self.clock.wait(stopping, _WAIT)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from virtshim.devices.guest_view import FIND_DISK
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.image import DiskFormat
 from virtshim.model.text import escaped, parse_bytes
@@ -38,7 +39,7 @@ _NEVER: Final = ("/", "/dev", "/proc", "/sys", "/run")
 _NEVER_BELOW: Final = ("/dev/", "/proc/", "/sys/")
 
 # Arguments: serial and path of each disk.
-MOUNT: Final = rf"""
+MOUNT: Final = rf"""{FIND_DISK}
 lock=/run/virtshim-empty-disks.lock tries=0
 until (set -C && echo $$ >"$lock") 2>/dev/null; do
   tries=$((tries + 1)) owner=
@@ -52,13 +53,9 @@ trap 'rm -f "$lock"' EXIT
 code=0
 fail() {{ echo "$1: $2" >&2; code={NOT_MOUNTED}; }}
 while [ $# -ge 2 ]; do
-  serial=$1 path=$2 disk=
+  serial=$1 path=$2
   shift 2
-  for file in /sys/block/*/serial; do
-    found=
-    {{ read -r found <"$file"; }} 2>/dev/null
-    [ "$found" != "$serial" ] || {{ disk=${{file%/serial}} disk=/dev/${{disk##*/}}; break; }}
-  done
+  find_disk "$serial"
   if [ -z "$disk" ]; then
     fail "$path" "the guest has no disk with the serial $serial"
     continue

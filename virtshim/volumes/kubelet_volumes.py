@@ -133,6 +133,9 @@ class KubeletVolumeFiles:
     def is_part(self, host_path: str, pod_uid: str) -> bool:
         return any(os.path.isdir(path) for path in subpath_sources(host_path, pod_uid))
 
+    def has_pod(self, log_directory: str) -> bool:
+        return log_directory != "" and os.path.isdir(log_directory)
+
     def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
         where = escaped(volume.host, 300)
         try:

@@ -153,7 +153,7 @@ state=/run/{TAG}-volumes.$boot
 tries=0
 until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   tries=$((tries + 1)) owner=
-  [ "$tries" -lt 60 ] || {{ echo "another run of this script goes on" >&2; exit {BUSY}; }}
+  [ "$tries" -lt 60 ] || {{ echo "another run of this script has not ended" >&2; exit {BUSY}; }}
   {{ read -r owner <"$state/lock"; }} 2>/dev/null
   # One that was killed leaves it; one that has just begun has not written into it yet.
   [ "$tries" -lt 3 ] || kill -0 "${{owner:-none}}" 2>/dev/null || rm -f "$state/lock"

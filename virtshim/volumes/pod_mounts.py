@@ -7,9 +7,10 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
-from virtshim.annotations.options import STATE_VOLUME_ANNOTATION, VmOptions
+from virtshim.annotations.names import STATE_VOLUME_ANNOTATION
+from virtshim.annotations.options import VmOptions
 from virtshim.devices.guest_view import normal_path
 from virtshim.guest.command import termination_file
 from virtshim.model.container import Container, ContainerConfig, Mount
@@ -56,20 +57,6 @@ _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/
 NO_IMAGES: Final[Mapping[str, SharedVolume]] = {}
 
 
-class Mounted(Protocol):
-    """The fields of a mount that are read here, of CRI's mounts as well as the domain's."""
-
-    @property
-    def container_path(self) -> str: ...
-    @property
-    def host_path(self) -> str: ...
-    @property
-    def readonly(self) -> bool: ...
-
-
-M = TypeVar("M", bound=Mounted)
-
-
 class Origin(enum.Enum):
     # The pod's author asks for it: a directory or a file of the node.
     VOLUME = "volume"
@@ -87,7 +74,7 @@ class Origin(enum.Enum):
     TERMINATION = "termination"
 
 
-def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = "") -> list[tuple[M, Origin]]:
+def origins(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str = "") -> list[tuple[Mount, Origin]]:
     """`annotations`: the container's, in which kubelet names the path of the termination message. A pod's own volume
     may be at a path that kubelet uses, so a mount of kubelet is also recognized by its place on the node. `pod_uid`: a
     directory of another pod counts as a plain directory of the node; "" accepts any pod."""
@@ -100,7 +87,7 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
     ]
 
 
-def _origin(mount: Mounted, pod_uid: str) -> Origin:
+def _origin(mount: Mount, pod_uid: str) -> Origin:
     host = mount.host_path
     hosts = _kubelets(_HOSTS_FILE, host)
     if hosts and normal_path(mount.container_path) == HOSTS:
@@ -208,15 +195,16 @@ def is_empty_dir(host_path: str, pod_uid: str) -> bool:
 
 
 def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tuple[str, ContainerConfig]:
-    """The path on the node of the volume at the mount path `path`, and the config without that mount, which the guest does not
-    see; "" and the config itself for no path. Raises InvalidRequest for what is no volume that can follow the pod."""
+    """The node's path of the state volume that is mounted at `path`, and the config without this mount, because the
+    guest does not see it. For an empty `path`: "" and the config itself. Raises InvalidRequest if the mount is not a
+    volume that can follow the pod to other nodes."""
     if not path:
         return "", config
     field = f"annotation {STATE_VOLUME_ANNOTATION}: {escaped(path, 200)}"
     found = [(mount, origin) for mount, origin in origins(config.mounts, config.annotations, pod_uid)]
     mount, origin = next((one for one in found if normal_path(one[0].container_path) == path), (None, None))
     if mount is None:
-        raise InvalidRequest(f"{field} is no mountPath of the container; mount a PersistentVolumeClaim there")
+        raise InvalidRequest(f"{field} is not a mountPath of the container; mount a PersistentVolumeClaim there")
     if origin is not Origin.VOLUME or is_empty_dir(mount.host_path, pod_uid):
         raise InvalidRequest(
             f"{field} is no PersistentVolumeClaim, so it cannot follow the pod to another node; mount one there"
@@ -228,7 +216,7 @@ def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tu
     return mount.host_path, dataclasses.replace(config, mounts=tuple(one for one in config.mounts if one is not mount))
 
 
-def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
+def hosts_file(mounts: Iterable[Mount], annotations: Mapping[str, str]) -> str:
     """The path of the hosts file that kubelet wrote for the pod, "" if there is none."""
     return next((mount.host_path for mount, origin in origins(mounts, annotations) if origin is Origin.HOSTS), "")
 

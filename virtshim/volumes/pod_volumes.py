@@ -1,4 +1,5 @@
-"""Containers' volumes on the node: checks that they can be provided, and serves them while the VM exists."""
+"""Containers' volumes on the node: checks that they can be provided, and serves them while the VM exists. Also starts and ends
+passt, which carries the network of a VM with containers beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from virtshim.annotations.beside_containers import guest_ports
+from virtshim.annotations.parse import parse_vm_options
 from virtshim.model.container import Container, ContainerConfig
 from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.model.sandbox import Sandbox
@@ -18,7 +21,7 @@ from virtshim.volumes import memory_volumes
 from virtshim.volumes.copies import CopiedVolume
 from virtshim.volumes.memory_volumes import MemoryVolume
 from virtshim.volumes.pod_mounts import HOSTS, NO_IMAGES, image_mounts, is_empty_dir, volumes_of
-from virtshim.volumes.ports import VmShares
+from virtshim.volumes.ports import VmNetwork, VmShares
 from virtshim.volumes.shares import SharedVolume, refuse_odd
 from virtshim.volumes.sysprep import read_sysprep_files
 from virtshim.volumes.volume_copies import VolumeCopies
@@ -32,7 +35,7 @@ _DAEMON_ENDED: Final = Trouble(
 
 @dataclass(slots=True)
 class PodVolumes:
-    """`timeout`: seconds for a call to the share program, which is not called for containers without volumes."""
+    """`timeout`: seconds for a call to the share program, which is not called for containers without volumes and passt."""
 
     records: Records
     hypervisor: Hypervisor
@@ -117,14 +120,15 @@ class PodVolumes:
 
     def start(self, container: Container, sandbox: Sandbox) -> None:
         """Called before the VM starts."""
-        if container.spec.volumes:
-            self.shares.start(container, sandbox.config.cgroup_parent, self.timeout)
+        if container.spec.volumes or container.spec.passt_uid:
+            network = _network_of(container, sandbox)
+            self.shares.start(container, sandbox.config.cgroup_parent, self.timeout, network)
 
     def end(self, container: Container) -> None:
         """Called when the VM is off and before anybody learns of it, because kubelet then unmounts the volumes."""
         if awaits_libvirt(container):
             self.hypervisor.destroy(container.domain_uuid, container.id)
-        if container.spec.volumes:
+        if container.spec.volumes or container.spec.passt_uid:
             self.shares.end(container.id.short, self.timeout)
         with self._lock:
             self._in_guest.pop(container.id.short, None)
@@ -137,6 +141,12 @@ class PodVolumes:
         with self._lock:
             self._unserved = frozenset(name for name in running if not served.get(name))
             self._in_guest = {c.id.short: self._in_guest[c.id.short] for c in every if c.id.short in self._in_guest}
+
+    def cut_off(self) -> Sequence[Container]:
+        """The running containers whose passt has ended. QEMU cannot get another one."""
+        running = [c for c in self.records.containers.all() if c.is_running and c.spec.passt_uid]
+        connected = self.shares.connected(self.timeout) if running else {}
+        return [c for c in running if not connected.get(c.id.short)]
 
     def note(self, container: Container, troubles: tuple[Trouble, ...]) -> None:
         """Remembers what could not be set up in the guest: volumes and other parts of the set-up."""
@@ -162,4 +172,11 @@ def awaits_libvirt(container: Container) -> bool:
 
 def end_takes_time(container: Container) -> bool:
     """Whether `end` calls other programs. Pure."""
-    return awaits_libvirt(container) or container.spec.volumes != ()
+    return awaits_libvirt(container) or container.spec.volumes != () or container.spec.passt_uid != 0
+
+
+def _network_of(container: Container, sandbox: Sandbox) -> VmNetwork | None:
+    if not container.spec.passt_uid or sandbox.network is None:
+        return None
+    options = parse_vm_options(sandbox.vm_annotations)
+    return VmNetwork(sandbox.network, guest_ports(options, sandbox.config.port_mappings))

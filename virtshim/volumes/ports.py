@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.model.container import Container
+from virtshim.model.ids import ContainerId
+from virtshim.model.network import GuestPorts, PodNetwork
 from virtshim.volumes.copies import CopiedVolume, Entry
 from virtshim.volumes.memory_volumes import Tmpfs
 from virtshim.volumes.shares import SharedVolume
@@ -18,6 +21,10 @@ class KubeletVolumes(Protocol):
 
     def is_part(self, host_path: str, pod_uid: str) -> bool:
         """Whether it is a part (subPath) of a volume of that pod that kubelet writes."""
+
+    def has_pod(self, log_directory: str) -> bool:
+        """Whether kubelet still has the pod with this log directory. kubelet makes the directory before the pod's sandbox, and
+        removes it when the pod is gone: not between two sandboxes, and not at a reboot."""
 
     def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
         """All entries of the volume, from one moment. Raises NotFound, InvalidRequest (too large, or it has a socket,
@@ -32,7 +39,15 @@ class KubeletVolumes(Protocol):
         that was not in the previous call counts as changed. Used by one thread."""
 
 
-# The share program, which runs a virtiofsd for each VM with volumes.
+# The share program, which runs a virtiofsd for each VM with volumes, and a passt for each VM with containers beside it.
+
+
+@dataclass(frozen=True, slots=True)
+class VmNetwork:
+    """What passt needs: the pod's network as tapmanager found it, and the guest's ports."""
+
+    pod: PodNetwork
+    ports: GuestPorts
 
 
 class VmShares(Protocol):
@@ -43,15 +58,25 @@ class VmShares(Protocol):
     def check(self, volumes: Sequence[SharedVolume], timeout: float) -> None:
         """Raises an error if a volume does not exist or cannot be shared."""
 
-    def start(self, container: Container, cgroup_parent: str, timeout: float) -> None:
+    def check_passt(self, timeout: float) -> None:
+        """Raises Unavailable if passt is not installed."""
+
+    def start(self, container: Container, cgroup_parent: str, timeout: float, network: VmNetwork | None = None) -> None:
         """From now on the container's VM, and no other, can reach its volumes. `cgroup_parent`: the pod's cgroup, as
-        RunPodSandbox gave it. An error leaves nothing behind."""
+        RunPodSandbox gave it. `network`: for which passt starts; raises WrongState if another container of the pod holds
+        a port, or the namespace is gone. An error leaves nothing behind."""
 
     def end(self, name: str, timeout: float) -> None:
         """Releases the volumes. `name`: the container's short id. No error if there is nothing to release."""
 
     def served(self, timeout: float) -> Mapping[str, bool]:
         """Short id of each container that the program knows -> whether its volumes are served."""
+
+    def connected(self, timeout: float) -> Mapping[str, bool]:
+        """Short id of each container with a passt -> whether it runs."""
+
+    def passt_socket(self, container: ContainerId) -> str:
+        """The path of the socket of the container's passt."""
 
 
 class VolumeDiskFiles(Protocol):

@@ -127,8 +127,8 @@ def refuse_unfit(granted: GrantedDevices, *, keep_root_disk: bool) -> None:
 
 
 def must_be_written(found: RootVolume, image: Image, *, replace: bool) -> bool:
-    """Whether to copy the image; if not, the VM boots from what is on the volume. Raises InvalidRequest or WrongState
-    if neither is allowed. `replace`: whether the pod asks to replace what is there."""
+    """Whether to copy the image to the volume. If not, the VM boots from the volume's content. Raises InvalidRequest
+    or WrongState if neither is allowed. `replace`: whether the pod asks to replace what is there."""
     if found.content is Content.ROOT_DISK and found.image == image.digest:
         return False
     _refuse_to_lose(found, image, replace=replace)

@@ -59,7 +59,7 @@ def test_a_container_with_a_running_command_is_stopped_and_removed(client: Clien
     sandbox = client.run()
     made = client.create(sandbox, command=["/bin/server"])
     client.start(made)
-    wait_until(lambda: world.outside.guests.begun, 10, "it has begun")
+    wait_until(lambda: world.container(ContainerId(made)).status.command_begun, 10, "it has begun")
     assert client.status(made).state == pb.CONTAINER_RUNNING
     client.stop(made, 30)
     status = client.status(made)

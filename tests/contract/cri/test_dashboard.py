@@ -53,7 +53,7 @@ def test_a_paused_vm_is_seen_as_paused(node: NodeCalls, client: Client, admin: s
     wait_until(lambda: states(node) == ["running"], 20, "it is seen as running")
 
 
-def test_operators_actions_before_and_after_the_dashboards_start_are_told_once(
+def test_operators_actions_before_and_after_the_dashboards_start_are_shown_once(
     node: NodeCalls, client: Client, admin: str
 ) -> None:
     pod, vm = client.running("web")

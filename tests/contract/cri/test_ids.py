@@ -77,7 +77,7 @@ def test_an_ambiguous_prefix_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("value", ["0" * 64, "nonsense", "../x", "*"])
 @pytest.mark.parametrize(("rpc", "field"), TAKES_ID)
-def test_a_missing_object_is_not_found_except_in_calls_that_end_it(
+def test_a_call_on_a_missing_object_is_not_found_unless_it_removes_the_object(
     shared: tuple[World, Client], rpc: str, field: str, value: str
 ) -> None:
     code, words = ask(shared[1], rpc, field, value)

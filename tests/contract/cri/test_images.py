@@ -53,7 +53,8 @@ def test_a_pull_returns_the_id_under_which_the_image_is_listed(client: Client, w
 
 def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
     (image,) = listed(client)
-    for reference in (image.id, image.id.removeprefix("sha256:")[:12], IMAGE, image.repo_digests[0]):
+    digits = image.id.removeprefix("sha256:")
+    for reference in (image.id, digits, digits[:12], f"sha256:{digits[:8]}", IMAGE, image.repo_digests[0]):
         assert status(client, reference) == image
         assert listed(client, reference) == [image]
 
@@ -280,7 +281,7 @@ def test_a_pull_is_cancelled_when_its_client_leaves(client: Client, world: World
     assert status(client, OTHER) is None
 
 
-def test_a_pull_goes_on_when_the_client_of_another_pull_of_the_image_leaves(client: Client, world: World) -> None:
+def test_a_pull_continues_when_the_client_of_another_pull_of_the_image_leaves(client: Client, world: World) -> None:
     world.outside.files.publish(OTHER, b"other disk")
     gate = world.journal.hold("files.fetch")
     first = client.image.PullImage.future(pb.PullImageRequest(image=pb.ImageSpec(image=OTHER)))

@@ -91,7 +91,9 @@ def send(
         (Asked(cfs_quota=False), 1),
     ],
 )
-def test_vcpus_of_a_pod(node: tuple[World, Client], asked: Asked, vcpus: int) -> None:
+def test_a_pods_vcpus_follow_its_limit_or_else_its_request(
+    node: tuple[World, Client], asked: Asked, vcpus: int
+) -> None:
     world, client = node
     _, container = running(client, asked)
     assert size(world, container).vcpus == vcpus
@@ -108,7 +110,7 @@ def test_vcpus_of_a_pod(node: tuple[World, Client], asked: Asked, vcpus: int) ->
         ({}, 0, GIB, "vm.default_memory: no limit, and no request that CRI shows"),
     ],
 )
-def test_memory_of_a_pod(
+def test_a_pods_memory_follows_its_limit_or_else_its_request(
     node: tuple[World, Client], unified: dict[str, str], memory_limit: int, memory: int, by: str
 ) -> None:
     """Without a limit, kubelet passes the request only as memory QoS protection, or not at all."""

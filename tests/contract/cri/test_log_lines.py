@@ -56,7 +56,7 @@ def test_all_log_lines_of_a_call_name_its_pod(world: World, client: Client) -> N
 
 
 @pytest.mark.hostile
-def test_of_a_request_only_names_are_logged(world: World, client: Client) -> None:
+def test_only_the_names_in_a_request_are_logged(world: World, client: Client) -> None:
     with logged() as lines:
         with refused(grpc.StatusCode.INVALID_ARGUMENT):
             annotations = {"VirtletCloudInitUserData": "password: hunter2\n\t:", "virtshim.io/nonsense": "x"}

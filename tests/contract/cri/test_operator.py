@@ -21,6 +21,8 @@ from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
 from criproto.runtime_v1 import api_pb2
 from virtshim.cli.vms import remove, vms
+from virtshim.cluster.node_words import conditions
+from virtshim.cluster.values import ARRIVED, MOVABLE, PAUSED, PodSeen, Said
 from virtshim.cri.operator_client import operating
 from virtshim.cri.operator_server import OperatorServer
 from virtshim.guest.operation import Action
@@ -275,3 +277,30 @@ def test_all_vms_whose_stops_save_are_saved_at_once(operator: Operator, client: 
 def test_saving_all_wants_a_time(operator: Operator) -> None:
     with refused(Code.INVALID_ARGUMENT, "seconds: must be at least 1"):
         operator.SaveAll(pb.SaveAllRequest())
+
+
+def said_by_agent(operator: Operator, made: str, **pod: object) -> dict[str, Said]:
+    """What an agent of the cluster reads in the answers of this node."""
+    with operating(operator.path) as client:
+        (vm,) = [one for one in client.lasting_vms() if one.vm_id == made]
+        facts = client.inspect(vm.vm_id)
+    return dict(conditions(PodSeen("db-0", "uid", "1", **pod), vm, facts))  # type: ignore[arg-type]
+
+
+def test_an_agent_reads_whether_a_virtual_machine_runs_is_paused_and_can_move(
+    operator: Operator, client: Client
+) -> None:
+    _, made = client.running("db-0", annotations=LASTING)
+    assert said_by_agent(operator, made) == {MOVABLE: Said(True, "Movable")}
+    assert said_by_agent(operator, made, restore_from="n2")[ARRIVED] == Said(True, "Arrived")
+    operator.Pause(made)
+    paused = said_by_agent(operator, made)
+    assert (paused[PAUSED].is_true, paused[PAUSED].reason, paused[MOVABLE].reason) == (True, "Operator", "NotRunning")
+    operator.Resume(made)
+    assert said_by_agent(operator, made)[MOVABLE].is_true
+
+
+def test_an_agent_reads_that_empty_disks_keep_a_virtual_machine_from_moving(operator: Operator, client: Client) -> None:
+    own = {"virtshim.io/vm": "db", "virtshim.io/disks": "data: {size: 16Mi}"}
+    _, made = client.running("db-0", annotations=own)
+    assert said_by_agent(operator, made)[MOVABLE].reason == "EmptyDisks"

@@ -102,9 +102,7 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", cell))
 
 
-def test_there_is_one_table_and_each_row_has_one_of_three_verdicts(
-    table: list[Row], pytestconfig: pytest.Config
-) -> None:
+def test_each_row_of_the_feature_table_has_one_of_three_verdicts(table: list[Row], pytestconfig: pytest.Config) -> None:
     assert len(table) > 60
     assert [
         row for row in table if row[1].split(",")[0].split(":")[0] not in ("honoured", "refused", "impossible")

@@ -256,7 +256,7 @@ def test_the_first_nic_of_the_pod_is_the_default_and_others_follow(client: Clien
     assert not found.linux.HasField("network"), "a network without its default interface ends kubelet"
 
 
-def test_pods_without_containers_and_stopped_pods_have_the_numbers_that_exist(client: Client) -> None:
+def test_statistics_of_stopped_and_empty_pods_have_the_known_numbers(client: Client) -> None:
     empty = client.run("empty")
     stopped, _ = client.running("stopped")
     client.stop_pod(stopped)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from fakes.cri import Client
 from fakes.world import IMAGE, World
 
+from virtshim.cli.acting import screenshot
+from virtshim.cli.logs import LogOptions, logs
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.staying import remove, run_detached, start, stop
 from virtshim.cri.client import NodeClient, VmSummary, WantedVm, connected
@@ -149,6 +152,22 @@ def test_pods_that_run_did_not_make_are_left_alone(client: Client, operator: Ope
 def test_the_name_of_the_vm_is_given_once(operator: Operator) -> None:
     with pytest.raises(InvalidRequest, match="--name"):
         operator.run(**{"virtshim.io/vm": "db"})
+
+
+def test_its_console_is_shown_where_kubelet_would_keep_a_log(operator: Operator) -> None:
+    operator.run()
+    with pytest.raises(WrongState, match="`virtshim console` to see its console"):
+        logs(operator.socket, "web", LogOptions())
+
+
+def test_a_picture_of_its_screen_has_its_name(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator.run(**{"virtshim.io/vnc": "true"})
+    monkeypatch.chdir(tmp_path)
+    screenshot(operator.socket, operator.admin, "web", "")
+    assert capsys.readouterr().out.endswith(f"{tmp_path}/web.png\n")
+    assert (tmp_path / "web.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_name_is_not_found(operator: Operator) -> None:

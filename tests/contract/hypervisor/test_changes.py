@@ -129,10 +129,17 @@ def test_a_definition_is_shown_without_the_network_key(world: World) -> None:
     assert "s3cret" not in shown
 
 
+def test_a_guest_without_an_agent_is_no_news(world: World) -> None:
+    told: list[uuid.UUID] = []
+    world.control.on_agent(told.append)
+    world.control.look_for_agent(world.running())
+    assert told == []
+
+
 def test_a_foreign_vm_is_neither_reset_nor_shown(world: World) -> None:
     foreign = uuid.uuid4()
     world.add_foreign(foreign, "somebody-elses")
-    for call in (world.control.reset, world.control.definition):
+    for call in (world.control.reset, world.control.definition, world.control.look_for_agent):
         with pytest.raises(NotFound):
             call(foreign)
     assert world.foreign_runs(foreign)

@@ -11,7 +11,9 @@ from contract.hypervisor.worlds import WAIT_LIMIT, A, World
 
 from virtshim.model.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from virtshim.model.hardware import Cache, Clock, DiskIo, HardwareOptions, Topology, Video
-from virtshim.model.vm import DiskBus, NumaCell, OffReason, Power, PowerState, VmSize
+from virtshim.model.image import DiskFormat
+from virtshim.model.sandbox import vm_disk_name, vm_uuid
+from virtshim.model.vm import Disk, DiskBus, NumaCell, OffReason, Power, PowerState, VmSize
 from virtshim.vm.driver import LibvirtHypervisor
 
 
@@ -66,6 +68,22 @@ def test_the_next_vm_starts_on_a_disk_as_soon_as_the_last_one_is_destroyed(world
         world.hypervisor.start(spec.uuid)
         world.hypervisor.destroy(spec.uuid, spec.container_id)
     assert {domain.state.power for domain in world.hypervisor.owned()} == {Power.OFF}
+
+
+def test_a_vm_that_outlives_its_pods_starts_again_on_its_disk_as_soon_as_it_is_destroyed(world: World) -> None:
+    name = vm_disk_name("default", "db", "vm")
+    disk = world.directory / f"{name}.raw"
+    disk.parent.mkdir(parents=True)
+    disk.write_bytes(bytes(1 << 20))
+    for digit in "abab":
+        spec = world.spec(
+            digit, uuid=vm_uuid(name), name="virtshim-lasting", disks=(Disk(str(disk), DiskFormat.RAW, "root"),)
+        )
+        world.hypervisor.define(spec)
+        world.hypervisor.start(spec.uuid)
+        assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
+        world.hypervisor.destroy(spec.uuid, spec.container_id)
+        assert not world.hypervisor.power(spec.uuid).is_on
 
 
 def test_a_vm_with_numa_nodes_runs_and_grows(world: World) -> None:

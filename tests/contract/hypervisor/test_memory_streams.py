@@ -17,6 +17,7 @@ from fakes.waiting import eventually
 from virtshim.model.errors import NotFound, ShimError, WrongState
 from virtshim.model.image import DiskFormat
 from virtshim.model.vm import Disk, Power
+from virtshim.vm.guest_needs import GuestCpu, GuestNeeds
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def collected(begin: Callable[[int], None]) -> Iterator[Callable[[], bytes]]:
     everything()
 
 
-def test_a_guest_goes_on_in_a_new_qemu_with_its_memory(world: World) -> None:
+def test_a_guest_continues_in_a_new_qemu_with_its_memory(world: World) -> None:
     domain = world.running()
     definition = world.streams.definition(domain, A)
     assert not world.streams.blockers(domain, A)
@@ -73,6 +74,35 @@ def test_a_guest_goes_on_in_a_new_qemu_with_its_memory(world: World) -> None:
     assert world.hypervisor.power(domain).power is Power.PAUSED
     world.pausing.resume(domain, A)
     assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+def test_a_saved_guest_continues_in_a_qemu_that_waits_for_memory(world: World, tmp_path: Path) -> None:
+    domain, path = world.running(), tmp_path / "memory"
+    world.pausing.pause(domain, A)
+    world.pausing.save_memory(domain, str(path), 60.0, A)
+    world.hypervisor.destroy(domain, A)
+    saved = world.streams.saved(str(path))
+    assert saved.memory_bytes
+    assert world.streams.here(saved.needs).has_machine
+
+    world.hypervisor.await_memory(domain, A, saved.definition, {})
+    read, write = os.pipe2(os.O_CLOEXEC)
+    world.streams.receive(domain, A, read)
+    os.close(read)
+    with open(write, "wb") as sink:
+        sink.write(path.read_bytes()[saved.begins_at :])
+    eventually(lambda: world.streams.state(domain, A).done)
+    assert world.hypervisor.power(domain).power is Power.PAUSED
+    world.pausing.resume(domain, A)
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+@pytest.mark.parametrize("world_with_memory", ["qemu"], indirect=True)
+def test_a_file_that_libvirt_has_not_saved_is_refused(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    path.write_bytes(b"no memory" * 100)
+    with pytest.raises(WrongState, match="cannot be sent: it is not a file that libvirt saved"):
+        world.streams.saved(str(path))
 
 
 @pytest.mark.parametrize("world_with_memory", ["qemu"], indirect=True)
@@ -171,3 +201,40 @@ def test_a_definition_of_another_vm_is_refused(world: World) -> None:
     with pytest.raises(WrongState):
         world.hypervisor.await_memory(domain, A, definition, {})
     assert not world.hypervisor.power(domain).is_on
+
+
+def test_a_guest_fits_the_qemu_that_it_runs_in(world: World) -> None:
+    domain = world.running()
+    needs = world.streams.needs(domain, A)
+    here = world.streams.here(needs)
+    assert needs.machine.startswith("pc-q35-")
+    assert here.qemu == needs.qemu
+    assert here.has_machine
+    assert not here.lacks_cpu
+    with pytest.raises(NotFound):
+        world.streams.needs(uuid.uuid4(), A)
+
+
+@pytest.mark.parametrize("world_with_memory", ["qemu"], indirect=True)
+def test_a_guest_whose_definition_names_no_cpu_needs_the_features_of_its_node(world: World) -> None:
+    needs = world.streams.needs(world.running(), A)
+    assert needs.cpu is not None
+    assert needs.cpu.features
+
+
+@pytest.mark.parametrize("world_with_memory", ["qemu"], indirect=True)
+@pytest.mark.parametrize(
+    ("needs", "has_machine", "cpu"),
+    [
+        (GuestNeeds("pc-q35-99.0", (7, 2)), False, ""),
+        (GuestNeeds("q35", (7, 2), GuestCpu("qemu64", features={"amx-tile": "require"})), True, "amx-tile"),
+        (GuestNeeds("q35", (7, 2), GuestCpu("qemu64", vendor="Nobody")), True, "Nobody"),
+        (GuestNeeds("q35", (7, 2), GuestCpu("from-the-future")), True, "from-the-future"),
+        (GuestNeeds("q35", (7, 2), GuestCpu("qemu64")), True, ""),
+    ],
+)
+def test_libvirt_says_what_this_nodes_qemu_lacks(world: World, needs: GuestNeeds, has_machine: bool, cpu: str) -> None:
+    here = world.streams.here(needs)
+    assert here.has_machine is has_machine
+    assert cpu in here.lacks_cpu
+    assert bool(cpu) == bool(here.lacks_cpu)

@@ -33,7 +33,7 @@ def world(world_with_memory: World, null_image: Path) -> World:
 def defined(world: World) -> str:
     """The definition of a container's VM that is off."""
     root = Disk(str(world.directory / "root.qcow2"), DiskFormat.QCOW2, "root")
-    spec = world.spec(disks=(root,))
+    spec = world.spec(disks=(root,), generation_id=True)
     world.hypervisor.define(spec)
     definition = world.templates.definition(spec.uuid, A)
     return definition.replace(f"<emulator>{QEMU}", f"<emulator>{world.directory}/vmwrapper")
@@ -108,5 +108,5 @@ def test_the_state_of_other_devices_lets_no_guest_run(world: World) -> None:
     os.close(devices)
 
 
-def test_equal_qemus_are_told_from_others(world: World) -> None:
+def test_the_same_qemu_has_the_same_identity(world: World) -> None:
     assert world.templates.qemu() == world.templates.qemu() != ""

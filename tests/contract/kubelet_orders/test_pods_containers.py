@@ -150,7 +150,7 @@ def test_a_refused_ephemeral_container_does_not_block_init_containers_of_the_nex
     assert list(pod.running()) == ["first"]
 
 
-def test_after_an_early_ephemeral_container_ends_the_pod_goes_on(pods: Pods) -> None:
+def test_after_an_early_ephemeral_container_ends_the_pod_continues(pods: Pods) -> None:
     """If nothing runs yet, virtshim cannot tell it from an init container. The pod continues when it has ended."""
     pod = pods(init=("first", "second"))
     started(pod)

@@ -385,7 +385,7 @@ def test_the_end_of_a_file_is_read(world: World, most: int, tail: bytes) -> None
     assert world.operations.read_tail(A, world.write(b"all said"), most, SECONDS) == tail
 
 
-def test_a_missing_file_has_no_end(world: World) -> None:
+def test_the_tail_of_a_missing_file_is_empty(world: World) -> None:
     assert world.operations.read_tail(A, "/nowhere/at/all", 4096, SECONDS) == b""
 
 

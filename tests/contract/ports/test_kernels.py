@@ -35,7 +35,7 @@ def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootFiles:
     return store
 
 
-def test_kernels_of_no_image_are_deleted_and_deleting_may_be_repeated(boot: BootFiles) -> None:
+def test_kernels_without_an_image_are_deleted_and_deleting_may_be_repeated(boot: BootFiles) -> None:
     assert boot.stored() == {ONE, TWO}
     assert boot.path(ONE) != boot.path(TWO)
     for _ in range(2):

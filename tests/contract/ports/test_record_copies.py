@@ -52,7 +52,7 @@ def test_the_last_text_written_is_read(world: World) -> None:
     assert world.copies.read(C) == "second"
 
 
-def test_a_missing_copy_has_no_text(world: World) -> None:
+def test_a_missing_copy_of_records_reads_as_empty(world: World) -> None:
     assert world.copies.read(C) == ""
     assert world.copies.read(ContainerId("d" * 64)) == ""
 

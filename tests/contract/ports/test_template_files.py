@@ -110,7 +110,7 @@ def test_a_container_keeps_its_own_disk_until_the_copy_of_a_templates_is_for_goo
     assert own.read_bytes() == HEAD + b"of the container, used"
 
 
-def test_what_a_killed_process_was_making_is_removed(files: TemplateFileStore, layout: Layout) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed(files: TemplateFileStore, layout: Layout) -> None:
     disk, _ = files.open_disk(CONTAINER)
     files.begin(TEMPLATE, disk)
     assert os.listdir(layout.templates) == [TEMPLATE.value]

@@ -1,9 +1,7 @@
 """A runtime that is down, with kubelet's order of calls: what kubelet concludes while it runs and when it starts."""
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,13 +19,6 @@ from criproto.runtime_v1 import api_pb2 as pb
 pytestmark = pytest.mark.proxy
 
 FAIL = 'when_down = "fail"'
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="vp-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

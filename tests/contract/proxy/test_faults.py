@@ -1,13 +1,11 @@
 """Runtimes and a proxy that are killed, stopped and restarted."""
 
 import os
-import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,13 +26,6 @@ pytestmark = pytest.mark.proxy
 
 PROJECT = Path(__file__).resolve().parents[3]
 FAIL = 'when_down = "fail"'
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="vp-"))
-    yield made
-    shutil.rmtree(made)
 
 
 class Program:

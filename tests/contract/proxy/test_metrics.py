@@ -14,7 +14,7 @@ from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime, Refusal
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.metrics.daemons import CATALOGUE_OF_PROCESS, CATALOGUE_OF_PROXY
+from virtshim.metrics.daemons import OF_PROCESS, OF_PROXY
 
 pytestmark = [pytest.mark.proxy, pytest.mark.operator]
 
@@ -80,5 +80,5 @@ def test_metrics_match_their_descriptions_and_pass_promtool(proxy: Proxy, client
     text = scraped(proxy.metrics)
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
-    for described in (*CATALOGUE_OF_PROXY, *CATALOGUE_OF_PROCESS):
+    for described in (*OF_PROXY, *OF_PROCESS):
         assert f"# TYPE {described.name} {described.kind}\n" in text

@@ -127,7 +127,7 @@ def test_only_the_routing_fields_of_a_request_are_parsed(
     assert other.asked("RunPodSandbox")[0].request == request
 
 
-def test_of_a_repeated_annotation_the_last_one_counts(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_the_last_of_repeated_annotations_counts(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     first = pb.RunPodSandboxRequest(config=pod(annotations={TARGET: "primary"})).SerializeToString()
     second = pb.RunPodSandboxRequest(config=pb.PodSandboxConfig(annotations={TARGET: "other"})).SerializeToString()
     client.channel.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")(first + second, timeout=20)

@@ -17,7 +17,8 @@ def make_node() -> Iterator[Callable[..., StreamNode]]:
     made: list[StreamNode] = []
 
     def make(**limits: Any) -> StreamNode:
-        made.append(StreamNode(StreamTimeouts(**limits)))
+        # Some clients here neither read nor leave when they are done. The server waits this long for each of them.
+        made.append(StreamNode(StreamTimeouts(**{"linger": 0.2, "leaving": 1.0, **limits})))
         made[-1].start()
         return made[-1]
 

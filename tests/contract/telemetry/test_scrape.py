@@ -18,23 +18,26 @@ import grpc
 import pytest
 from fakes.cri import Client, refused, served
 from fakes.metrics import asked, one, scraped, values
+from fakes.waiting import eventually
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured
 from virtshim.config.settings import Metrics
 from virtshim.guest.ports import GuestFilesystem
-from virtshim.metrics.daemons import (
-    CATALOGUE_OF_BOTH,
-    CATALOGUE_OF_PROCESS,
-    CATALOGUE_OF_VMS,
-    CATALOGUE_RECORDED,
-    CATALOGUE_SAMPLED,
-    CATALOGUE_SCRAPED,
-)
+from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, RECORDED
 from virtshim.metrics.guest_filesystems import GuestFilesystems
 from virtshim.metrics.metrics_server import MetricsServer
-from virtshim.metrics.node import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
+from virtshim.metrics.node import (
+    CNI_SECONDS,
+    OF_NODE,
+    OF_SCRAPE,
+    OF_VMS,
+    POD_FAMILIES,
+    POD_LABELS,
+    VM_FAMILIES,
+    VM_LABELS,
+)
 from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.model.network import PluginRuns
 from virtshim.model.sandbox import vm_disk_name
@@ -92,22 +95,12 @@ def test_served_metrics_match_their_descriptions_and_labels(node: Node) -> None:
     sandbox, _ = node.client.running()
     node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
     text = node.scrape()
-    own = (
-        *CATALOGUE_RECORDED,
-        *CATALOGUE_SAMPLED,
-        *CATALOGUE_SCRAPED,
-        *CATALOGUE_OF_VMS,
-        *CATALOGUE_OF_PROCESS,
-        *CATALOGUE_OF_BOTH,
-    )
-    described = {one.name: one.kind for one in own} | {
-        one.name: one.kind.value for one in (*POD_FAMILIES, *VM_FAMILIES)
-    }
-    assert names(text) == described
+    own = (*RECORDED, *OF_NODE, *OF_SCRAPE, CNI_SECONDS, *OF_PROCESS, *OF_BOTH)
+    of_vms = (*VM_FAMILIES, *OF_VMS)
+    assert names(text) == {one.name: one.kind for one in (*own, *POD_FAMILIES, *of_vms)}
     labels = {one.name: one.labels for one in own}
     labels |= {one.name: (*POD_LABELS, *one.labels) for one in POD_FAMILIES}
-    labels |= {one.name: (*VM_LABELS, *one.labels) for one in VM_FAMILIES}
-    labels |= {one.name: (*VM_LABELS, *one.labels) for one in CATALOGUE_OF_VMS}
+    labels |= {one.name: (*VM_LABELS, *one.labels) for one in of_vms}
     for name, found in values(text):
         family = re.sub(r"_(bucket|count|sum)$", "", name) if name not in labels else name
         assert {label for label, _ in found} - {"le"} == set(labels[family]), name
@@ -133,6 +126,44 @@ def test_saved_memory_is_counted_with_its_limit_where_there_is_one(node: Node) -
     text = node.scrape()
     assert not re.findall(r"^virtshim_saved_\w+ ", text, re.MULTILINE), "unknown is not zero"
     assert one(text, "virtshim_up", part="database") == 1
+
+
+def test_templates_are_counted_with_their_limit_and_starts_by_how_they_went(node: Node) -> None:
+    world, client = node.world, node.client
+    sizes = "virtshim_templates", "virtshim_template_bytes", "virtshim_template_bytes_limit"
+    hows = "warm", "not_allowed", "unsuitable", "no_template", "unfit", "failed"
+
+    def started(name: str, **annotations: str) -> None:
+        asked = {"virtshim.io/warm-start": "true", **annotations}
+        client.start(client.create(client.run(name, annotations=asked)))
+
+    def counts() -> list[float]:
+        return [one(text, "virtshim_warm_starts_total", result=how) for how in hows]
+
+    text = node.scrape()
+    assert [one(text, name) for name in sizes] == [0, 0, 0]
+    assert counts() == [0, 0, 0, 0, 0, 0]
+    started("refused")
+    world.app.live.template_bytes.now = 8 << 30
+    world.outside.clock.held = False  # a template's guest becomes quiet
+    started("lasting", **{"virtshim.io/vm": "lasting"})
+    started("first")
+    eventually(world.app.warm.templates.kept)
+    world.outside.clock.held = True
+    started("second")
+    node.later()
+    text = node.scrape()
+    assert counts() == [1, 1, 1, 1, 0, 0]
+    number, size, limit = (one(text, name) for name in sizes)
+    assert (number, limit) == (1, 8 << 30)
+    assert 0 < size < limit
+    world.outside.guests.script_result = lambda _guest: (91, "no random numbers")
+    started("third")
+    started("fourth")
+    node.later()
+    text = node.scrape()
+    assert counts() == [1, 1, 1, 1, 1, 1]
+    assert one(text, "virtshim_templates") == 0
 
 
 def test_metrics_of_a_vm_name_its_pod_and_have_fractions_of_seconds(node: Node) -> None:

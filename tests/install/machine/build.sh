@@ -20,9 +20,10 @@ cache=${GUEST_CACHE:-$(dirname "$out")/guest-cache}
 
 exec 9> "$out/lock"
 flock 9
-# The first of each alternative, without versions; what every Debian has is there anyway, and python3 brings the Python of the build.
+# The first of each alternative, without versions; what every Debian has is there anyway, python3 brings the
+# Python of the build, and QEMU brings virtiofsd.
 depends=$(awk '/^[^ ]/ {on = /^(Pre-Depends|Depends|Recommends):/} on' "$control" |
-  sed 's/^[^ ]*://; s/([^)]*)//g; s/virtiofsd *| //' | tr ',' '\n' | awk 'NF && !/@/ {print $1}' | sort -u)
+  sed 's/^[^ ]*://; s/([^)]*)//g' | tr ',' '\n' | awk 'NF && !/@/ {print $1}' | sort -u)
 inputs=$( (cat "$here"/{build.sh,inside.sh}; echo "$depends") | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$out/inputs" 2>/dev/null || true)" = "$inputs" ]; then exit 0; fi
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from virtshim.guest.set_up_scripts import ADDRESSES_NO_COMMAND, ADDRESSES_NOT_SET, addresses_command
+from virtshim.guest.set_up_scripts import ADDRESSES_NOT_SET, NO_IP_COMMAND, addresses_command
 from virtshim.model.network import Interface, Route
 
 pytestmark = [
@@ -68,4 +68,4 @@ def test_an_image_without_the_command_ip_says_so() -> None:
     without = SCRIPT.replace("/usr/local/sbin:/usr/sbin:/sbin", "/nowhere")
     tools = "mkdir /run/none; for one in sh cat; do ln -s $(command -v $one) /run/none; done; export PATH=/run/none"
     done = run(f"{tools}; exec {without}")
-    assert done.returncode == ADDRESSES_NO_COMMAND, done.stderr
+    assert done.returncode == NO_IP_COMMAND, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_command, guest_view_serials
+from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_command, guest_serials
 from virtshim.devices.values import BlockDevice
 
 pytestmark = [
@@ -43,7 +43,7 @@ def run(disks: Path, *paths: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_volume_is_where_the_pod_expects_it(disks: Path) -> None:
     odd = "/mnt/deep/it's here"
-    has_serial(disks, "vdd", guest_view_serials([BlockDevice("/dev/of-the-node", odd)])[0])
+    has_serial(disks, "vdd", guest_serials([BlockDevice("/dev/of-the-node", odd)])[0])
     done = run(disks, "/mnt/data", odd)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["/mnt/data /dev/vdc", f"{odd} /dev/vdd"]

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from virtshim.guest.set_up_scripts import (
-    POLICY_ROUTES_NO_COMMAND,
+    NO_IP_COMMAND,
     POLICY_ROUTES_NOT_SET,
     POLICY_ROUTES_NOT_YET,
     policy_routes_command,
@@ -119,7 +119,7 @@ def test_an_image_without_the_ip_command_is_reported() -> None:
     done = run(
         f"mkdir /run/none; mount --bind /run/none /usr/sbin; mount --bind /run/none /usr/local/sbin; PATH=/run/none {SCRIPT}"
     )
-    assert (done.returncode, done.stderr.strip()) == (POLICY_ROUTES_NO_COMMAND, "the image has no command ip")
+    assert (done.returncode, done.stderr.strip()) == (NO_IP_COMMAND, "the image has no command ip")
 
 
 def test_an_ip_command_without_rules_is_reported_with_its_error() -> None:

@@ -79,7 +79,7 @@ def test_firmware_numbers_the_buses_as_virtshim_predicts(place):
         "    say([[d['slot'], d['function'], d['pci_bridge']['bus']['secondary']]\n"
         "         for d in answer['return'][0]['devices'] if 'pci_bridge' in d])\n"
         "hypervisor.define(SPEC); with_libvirt(look)\n"
-        "say({str(h): str(g) for h, g in guest_view.guest_view_addresses(GRANTED.passthrough).items()})"
+        "say({str(h): str(g) for h, g in guest_view.guest_addresses(GRANTED.passthrough).items()})"
     )
     bridges, told = said
     by_place = {(slot, function): bus for slot, function, bus in bridges}

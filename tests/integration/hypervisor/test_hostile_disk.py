@@ -32,8 +32,8 @@ except WrongState as exc:
 
 
 REWRITTEN = {
-    "names('/etc/shadow', 'raw')": "names '/etc/shadow' below it",
-    "names('/dev/zero', 'raw')": "names '/dev/zero' below it",
+    "names('/etc/shadow', 'raw')": "names '/etc/shadow' as the file below it",
+    "names('/dev/zero', 'raw')": "names '/dev/zero' as the file below it",
     "names(SPEC.disks[0].backing.path, 'qcow2')": "the format 'qcow2', not 'raw'",
     'names(\'json:{"driver":"nbd","host":"127.0.0.1"}\', \'raw\')': "names 'json:",
     "patch(8, '>Q', 0)": "names 'nothing'",

@@ -129,11 +129,12 @@ class TapNode:
     def listed(self) -> list[str]:
         return list(self.call("list")["sandboxes"])
 
-    def arm(self, which: str, uid: int = 0, queues: int | None = None) -> None:
-        """Arms the key as virtshim does before it starts the sandbox's VM; without `queues` as earlier versions did."""
+    def arm(self, which: str, uid: int = 0, queues: int | None = None, stream: str = "") -> None:
+        """Arms the key as virtshim does before it starts the sandbox's VM; without `queues` as earlier versions did. `stream`:
+        the path of passt's socket."""
         limits = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
         args = {"sandbox": which, "uid": uid, "container": "c" * 64, "parent": "", "limits": {**limits, "swap": None}}
-        more = {} if queues is None else {"queues": queues}
+        more = {**({} if queues is None else {"queues": queues}), **({"stream": stream} if stream else {})}
         assert self.call("group", {**args, "oom_score_adj": 0, **more}) == {"made": False}
 
     def fetch(self, which: str, key: str) -> tuple[list[dict[str, object]], list[int]]:
@@ -275,8 +276,8 @@ def for_a_test(node: TapNode) -> Iterator[TapNode]:
 @contextlib.contextmanager
 def private_node() -> Iterator[TapNode]:
     """A configured but not started node; nothing of it is left at the end. It has a short path because socket names hold
-    107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="vst-"))
+    107 bytes. /var/tmp is in memory in `make test`: tapmanager syncs each change of its ledger."""
+    folder = Path(tempfile.mkdtemp(prefix="vst-", dir="/var/tmp"))
     made = TapNode(folder)
     left: list[str] = []
     try:

@@ -23,7 +23,8 @@ from tapmanager.ipv6.lease import (
     message_address_option,
     message_encode,
 )
-from tapmanager.pod import WITH_IP, Dns, Neighbour, Nic, Route
+from tapmanager.network_values import WITH_IP, Dns
+from tapmanager.pod import Neighbour, Nic, Route
 
 pytestmark = pytest.mark.network
 
@@ -86,15 +87,15 @@ def test_tcpdump_decodes_every_dhcpv6_answer_as_expected(tmp_path: Path) -> None
 
 
 def test_tcpdump_decodes_every_router_advertisement_as_expected(tmp_path: Path) -> None:
-    told = routers.told(NIC, DNS)
-    assert told is not None
-    by_address = {str(router.address): router for router in told.routers}
+    announced = routers.announcement_for(NIC, DNS)
+    assert announced is not None
+    by_address = {str(router.address): router for router in announced.routers}
     first, second = by_address["fe80::2"], by_address["fe80::7669:7274:0:2"]
     nodes, group = frame.ALL_NODES, frame.group_mac(frame.ALL_NODES)
     frames = [
-        *routers.frames(told, first, nodes, group),
-        *routers.frames(told, second, GUEST, MAC),
-        *routers.frames(told, None, nodes, group),
+        *routers.frames(announced, first, nodes, group),
+        *routers.frames(announced, second, GUEST, MAC),
+        *routers.frames(announced, None, nodes, group),
     ]
     texts = decoded(frames, tmp_path, "ip6").split("00:00:00.000000")[1:]
     assert len(texts) == 3

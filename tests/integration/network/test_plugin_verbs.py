@@ -52,7 +52,7 @@ def reason(node: TapNode) -> str:
     return str(node.call("status")["reason"])
 
 
-def test_a_plugins_status_error_is_the_networks_and_nobody_waits_for_it(node_1_1: TapNode) -> None:
+def test_a_plugins_status_error_is_reported_without_waiting_for_the_plugin(node_1_1: TapNode) -> None:
     (node_1_1.folder / "trouble").write_text(json.dumps({"code": 50, "msg": "the controller is away"}))
     node_1_1.start()
     until(lambda: "the controller is away (CNI error 50)" in reason(node_1_1), 60)

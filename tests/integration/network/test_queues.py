@@ -70,7 +70,7 @@ def test_a_virtshim_of_an_earlier_version_gets_one_descriptor(tap_node: TapNode,
     tap_node.release(which)
 
 
-def test_a_pod_attached_for_one_queue_keeps_it_and_a_warning_is_logged(tap_node: TapNode) -> None:
+def test_a_pod_attached_for_one_queue_keeps_one_queue_and_a_warning_is_logged(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which)
     with opened(tap_node, which, network, 4) as (nic, fds):

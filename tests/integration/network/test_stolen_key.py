@@ -64,7 +64,7 @@ class Asker:
 
 
 def refused(answer: str) -> bool:
-    return answer.startswith("permission the network of sandbox") and "good for one start by virtshim" in answer
+    return answer.startswith("permission the network of sandbox") and "works for one start by virtshim" in answer
 
 
 def test_a_key_gives_nothing_before_virtshim_starts_the_vm(tap_node: TapNode) -> None:

@@ -24,7 +24,7 @@ from virtshim.cli.main import app
 
 pytestmark = [pytest.mark.operator, pytest.mark.timeout(300)]
 
-UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin")
+UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin", "virtshim-agent")
 # A domain that nobody can own.
 PACKAGER = {"DEBFULLNAME": "Ada Packager", "DEBEMAIL": "ada@packages.test"}
 PYTHON = "/usr/bin/python3"
@@ -87,6 +87,10 @@ def test_the_package_has_every_program_and_document_that_its_units_name(root: Pa
     assert list((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages/virtshim/dashboard/dist/index.html"))
 
 
+def test_no_unit_of_the_package_is_enabled(root: Path) -> None:
+    assert [str(one) for one in root.rglob("*.wants")] == []
+
+
 def test_the_package_has_alerts_a_dashboard_and_a_flexvolume_driver(root: Path, pytestconfig: pytest.Config) -> None:
     deploy, shipped = pytestconfig.rootpath / "deploy", root / "usr/share/virtshim"
     ours = {path.name: path.read_bytes() for path in (deploy / "monitoring").iterdir()}
@@ -120,6 +124,106 @@ def test_the_package_is_named_after_its_distribution_and_maintained_by_its_packa
     assert "\n -- Ada Packager <ada@packages.test>  " in changelog
 
 
+def releases(project: Path) -> dict[str, tuple[str, str]]:
+    """Python, and the package with virtiofsd, of each release that the recipe knows."""
+    text = (project / "deploy/deb/build.sh").read_text()
+    rows = re.findall(r"^  (\S+)\) own_python=(\S+)(?: virtiofsd=(\S+))? ;;$", text, re.MULTILINE)
+    return {release: (python, virtiofsd or "virtiofsd") for release, python, virtiofsd in rows}
+
+
+def as_on(release: str, directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command where /etc/os-release is that of `release`, such as ubuntu24.04."""
+    name, number = re.findall(r"([a-z]+)(.+)", release)[0]
+    said = directory / "os-release"
+    said.write_text(f'ID={"debian" if name == "deb" else name}\nVERSION_ID="{number}"\n')
+    there = 'mount --bind "$1" /etc/os-release && shift && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", there, "sh", str(said), *argv]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
+def test_each_distribution_names_its_package_so_that_apt_upgrades_it_with_the_node(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    recipe, versions = str(pytestconfig.rootpath / "deploy/deb/build.sh"), []
+    for release in ("deb12", "deb13", "ubuntu24.04", "ubuntu26.04"):
+        name = as_on(release, tmp_path, recipe, "--name", "7.8.9").stdout
+        versions.append(name.removeprefix("virtshim_").removesuffix("_amd64.deb\n"))
+    assert versions == ["7.8.9~deb12", "7.8.9~deb13", "7.8.9~ubuntu24.04", "7.8.9~ubuntu26.04"]
+    for lower, higher in (versions[:2], versions[2:], (versions[1], "7.8.9"), ("7.8.8", versions[0])):
+        subprocess.run(["dpkg", "--compare-versions", lower, "lt", higher], check=True)
+
+
+def test_the_document_names_the_python_of_each_release(pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs/install.md").read_text()
+    rows = re.findall(r"^\| `virtshim_VERSION~(\S+)_amd64\.deb` \| .+? \| ([0-9.]+) \|", page, re.MULTILINE)
+    known = releases(pytestconfig.rootpath)
+    assert dict(rows) == {release: python for release, (python, _) in known.items()}
+    assert known["ubuntu24.04"] == ("3.12", "virtiofsd")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
+def test_a_build_with_another_python_than_the_releases_own_is_refused(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    here = subprocess.run([PYTHON, "--version"], capture_output=True, text=True, check=True).stdout
+    own = here.split()[1].rpartition(".")[0]
+    known = releases(pytestconfig.rootpath)
+    other = next(release for release, (python, _) in known.items() if python != own)
+    out = tmp_path / "out"
+    done = as_on(other, tmp_path, str(pytestconfig.rootpath / "deploy/deb/build.sh"), str(out))
+    assert (done.returncode, os.listdir(out)) == (1, []), done.stderr
+    assert f"{PYTHON} is Python {own}, but {other} has Python {known[other][0]}" in done.stderr
+
+
+def test_apt_installs_virtiofsd_when_a_node_gets_the_package_for_debian_13(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """This asks for apt's plan and installs nothing. Debian 12's QEMU has a virtiofsd, Debian 13's has none. apt does not
+    install a package by an upgrade if the earlier version recommended it, too."""
+    recommends = re.findall(
+        r"^Recommends: .*\n(?: .*\n)*", (pytestconfig.rootpath / "deploy/deb/control").read_text(), re.MULTILINE
+    )[0]
+    known = releases(pytestconfig.rootpath)
+
+    def stanza(package: str, version: str, *more: str) -> str:
+        head = (
+            "Architecture: amd64",
+            "Maintainer: Ada <ada@packages.test>",
+            "Description: x",
+            "Filename: ./x.deb",
+            "Size: 1",
+        )
+        return "\n".join((f"Package: {package}", f"Version: {version}", *head, *more)) + "\n\n"
+
+    def virtshim(release: str, *more: str) -> str:
+        return stanza("virtshim", f"1.0~{release}", recommends.replace("@VIRTIOFSD@", known[release][1]).strip(), *more)
+
+    there = "Status: install ok installed"
+    (tmp_path / "Packages").write_text(
+        virtshim("deb13") + stanza("virtiofsd", "1.13") + stanza("qemu-system-common", "1:10.0")
+    )
+    (tmp_path / "status").write_text(virtshim("deb12", there) + stanza("qemu-system-common", "1:10.0", there))
+    (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
+    for directory in ("lists/partial", "cache/archives/partial", "empty"):
+        (tmp_path / directory).mkdir(parents=True)
+    places = {
+        "Dir::State::lists": "lists", "Dir::State::status": "status", "Dir::State": ".", "Dir::Cache": "cache",
+        "Dir::Etc::sourcelist": "sources", "Dir::Etc::sourceparts": "empty", "Dir::Etc::preferencesparts": "empty",
+    }  # fmt: skip
+    options = [word for key, name in places.items() for word in ("-o", f"{key}={tmp_path / name}")]
+    options += ["-o", "APT::Architecture=amd64", "-o", "APT::Sandbox::User=root", "-o", "APT::Install-Recommends=true"]
+
+    def apt(*words: str) -> str:
+        done = subprocess.run(["apt-get", *options, *words], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    apt("update")
+    planned = re.findall(r"^Inst (\S+)", apt("--simulate", "install", "virtshim"), re.MULTILINE)
+    assert sorted(planned) == ["virtiofsd", "virtshim"]
+
+
 def test_a_maintainer_without_an_address_is_refused(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     done = subprocess.run(
         [str(pytestconfig.rootpath / "deploy/deb/build.sh"), str(tmp_path)],
@@ -136,6 +240,21 @@ def test_a_package_for_an_unknown_distribution_is_refused_with_the_known_ones(
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, os.listdir(tmp_path)) == (1, [])
     assert "bookworm (Debian 12), trixie (Debian 13), noble (Ubuntu 24.04)" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
+def test_without_the_keys_of_ubuntus_archive_the_build_says_where_they_are(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """Debian 12 has no package with them."""
+    absent = str(tmp_path / "absent.gpg")
+    done = subprocess.run(
+        [str(pytestconfig.rootpath / "deploy/deb/elsewhere.sh"), "noble", str(tmp_path)],
+        env={**os.environ, "UBUNTU_KEYRING": absent}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, os.listdir(tmp_path)) == (1, [])
+    assert f"{absent} is missing; copy that file of an Ubuntu machine" in done.stderr
+    assert "UBUNTU_KEYRING=FILE" in done.stderr
 
 
 def test_lintian_finds_nothing(package: Path) -> None:
@@ -342,6 +461,29 @@ def test_a_purge_leaves_nothing_of_the_package(installed: Node) -> None:
     # The distribution's tools keep what their files were before: /etc/passwd-.
     naming = ("grep", "-rl", "--exclude=*-", "virtshim", "/etc", "/var/lib/dpkg/statoverride", "/var/lib/dpkg/status")
     assert installed.run(*naming, code=1) == ""
+
+
+def test_an_upgrade_keeps_units_that_an_earlier_package_had_in_lib(installed: Node) -> None:
+    """/lib is a link to /usr/lib, so dpkg knows the same file by two names."""
+    earlier = "Package: virtshim\nVersion: 7.8.8\nArchitecture: amd64\nMaintainer: Ada <ada@packages.test>\nDescription: units\n"
+    make = """
+        set -e
+        cd /var/tmp
+        mkdir -p earlier/DEBIAN earlier/lib/systemd/system
+        cp /usr/lib/systemd/system/virtshim*.service /usr/lib/systemd/system/tapmanager.* earlier/lib/systemd/system/
+        printf %s "$1" > earlier/DEBIAN/control
+        dpkg-deb --build earlier earlier.deb
+        dpkg --install earlier.deb
+        systemctl enable virtshim.service
+    """
+    installed.run("sh", "-c", make, "sh", earlier)
+    assert "\n/lib/systemd/system/virtshim.service\n" in installed.run("dpkg", "--listfiles", "virtshim")
+    installed.run("dpkg", "--install", "/var/tmp/virtshim.deb")
+    assert "\n/usr/lib/systemd/system/virtshim.service\n" in installed.run("dpkg", "--listfiles", "virtshim")
+    # All files are there and unchanged.
+    assert installed.run("dpkg", "--verify", "virtshim") == ""
+    assert installed.run("systemctl", "is-enabled", "virtshim.service") == "enabled\n"
+    installed.run("test", "-e", "/etc/systemd/system/multi-user.target.wants/virtshim.service")
 
 
 @pytest.mark.full

@@ -76,28 +76,32 @@ def test_removal_stops_every_unit_socket_first_and_purge_forgets_them(node: Node
 
 
 @pytest.mark.parametrize(
-    ("release", "python", "code"),
+    ("built_for", "python", "release", "code"),
     [
-        ('ID=debian\nVERSION_ID="12"\n', "9.99", 0),  # apt may unpack this package before its Python
-        ('ID=debian\nVERSION_ID="13"\nPRETTY_NAME="Debian GNU/Linux 13 (trixie)"\n', "9.99", 1),
-        ("ID=ubuntu\nVERSION_ID=24.04\n", "9.99", 1),
-        ("ID=debian\nVERSION_CODENAME=forky\n", "9.99", 1),
-        ("ID=mint\nVERSION_ID=6\n", "9.88", 0),
+        ("deb12", "9.99", 'ID=debian\nVERSION_ID="12"\n', 0),  # apt may unpack this package before its Python
+        ("deb12", "9.99", 'ID=debian\nVERSION_ID="13"\nPRETTY_NAME="Debian GNU/Linux 13 (trixie)"\n', 1),
+        ("deb12", "9.99", "ID=ubuntu\nVERSION_ID=24.04\n", 1),
+        ("deb12", "9.99", "ID=debian\nVERSION_CODENAME=forky\n", 1),
+        ("deb12", "9.88", "ID=mint\nVERSION_ID=6\n", 0),
+        ("deb12", "9.88", 'ID=debian\nVERSION_ID="13"\n', 0),  # of an upgraded node, which has kept Debian 12's Python
+        ("ubuntu24.04", "9.99", 'ID=ubuntu\nVERSION_ID="24.04"\n', 0),
+        ("ubuntu24.04", "9.99", 'ID=debian\nVERSION_ID="13"\n', 1),
+        ("ubuntu24.04", "9.99", "ID=ubuntu\nVERSION_ID=26.04\n", 1),
     ],
 )
 @pytest.mark.parametrize("call", ["install", "upgrade"])
 def test_a_system_whose_python_does_not_fit_is_refused_before_anything_is_unpacked(
-    node: Node, tmp_path: Path, release: str, python: str, code: int, call: str
+    node: Node, tmp_path: Path, built_for: str, python: str, release: str, code: int, call: str
 ) -> None:
     node.write("etc/os-release", release)
-    text = (node.scripts / "preinst").read_text().replace("@PYTHON@", python).replace("@BUILT_FOR@", "deb12")
+    text = (node.scripts / "preinst").read_text().replace("@PYTHON@", python).replace("@BUILT_FOR@", built_for)
     (tmp_path / "preinst").write_text(text)
     (tmp_path / "bin/python9.88").touch(mode=0o755)
     said = Node(node.root, tmp_path).run("preinst", call, "1", code=code)
     assert bool(said) == bool(code)
     if code:
-        assert "this package is for deb12, with Python 9.99, which " in said
-        assert re.search("install the package whose name has ~(deb13|ubuntu24.04|debforky), or build it", said)
+        assert f"this package is for {built_for}, with Python 9.99, which " in said
+        assert re.search(r"install the package whose name has ~(deb13|ubuntu2[46]\.04|debforky), or build it", said)
 
 
 def test_an_upgrade_restarts_services_and_keeps_the_socket(node: Node, pytestconfig: pytest.Config) -> None:
@@ -107,6 +111,14 @@ def test_an_upgrade_restarts_services_and_keeps_the_socket(node: Node, pytestcon
     (told,) = [line for line in node.asked() if "try-restart" in line]
     assert set(told.split()[2:]) == {path.name for path in (pytestconfig.rootpath / "systemd").glob("*.service")}
     assert "deb-systemd-helper update-state tapmanager.socket" in node.asked()
+
+
+def test_an_installation_enables_and_starts_nothing(node: Node) -> None:
+    """`virtshim setup` does, and operators start what is optional: the proxy, the device plugin, the agent."""
+    node.run("postinst", "configure", "")
+    asked = {tuple(line.split()[:2]) for line in node.asked() if line.startswith(("deb-systemd", "systemctl"))}
+    helper = {("deb-systemd-helper", "unmask"), ("deb-systemd-helper", "update-state")}
+    assert asked == {*helper, ("systemctl", "--system")}
 
 
 def test_a_service_that_does_not_stop_does_not_block_removal(node: Node) -> None:

@@ -13,21 +13,15 @@ from bench import phases_plot
 from fakes.sysfs import FakeSysfs
 
 from virtshim.annotations.parse import known_names, parse_vm_options
+from virtshim.cli.help import GROUPS
 from virtshim.config.settings import Settings
 from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.devices.grants import NoDevice, Unusable, classify
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.values import CriDevice
-from virtshim.metrics.daemons import (
-    CATALOGUE_OF_BOTH,
-    CATALOGUE_OF_PROCESS,
-    CATALOGUE_OF_PROXY,
-    CATALOGUE_OF_VMS,
-    CATALOGUE_RECORDED,
-    CATALOGUE_SAMPLED,
-    CATALOGUE_SCRAPED,
-)
+from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
+from virtshim.metrics.node import CNI_SECONDS, OF_NODE, OF_SCRAPE, OF_VMS
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.layout import share_dir
 from virtshim.model.troubles import TroubleKind
@@ -83,6 +77,13 @@ def test_every_check_is_listed_by_its_key(root: Path) -> None:
     )
 
 
+def test_every_command_is_on_the_page_of_commands(root: Path) -> None:
+    """The page describes `check` and `diag` in sections of their own, and names those that other pages describe."""
+    text = (root / "docs/commands.md").read_text()
+    commands = [name for names in GROUPS.values() for name in names]
+    assert [name for name in commands if not re.search(rf"virtshim (--)?{name}\b", text)] == []
+
+
 def test_every_kind_of_trouble_is_listed(root: Path) -> None:
     section = (root / "docs" / "pods.md").read_text().split("\n## Problems of a running VM\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {kind.value for kind in TroubleKind}
@@ -92,16 +93,17 @@ def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
     listed = re.findall(
         r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \|$", (root / "docs/metrics.md").read_text(), re.MULTILINE
     )
-    described = [(f.name, f.kind.value, f.labels, f.help) for f in CONTAINER_FAMILIES]
-    described += [(f.name, f.kind.value, f.labels, f.help) for f in POD_FAMILIES]
+    described = [(f.name, f.kind, f.labels, f.help) for f in CONTAINER_FAMILIES]
+    described += [(f.name, f.kind, f.labels, f.help) for f in POD_FAMILIES]
     own = (
-        CATALOGUE_RECORDED,
-        CATALOGUE_SAMPLED,
-        CATALOGUE_SCRAPED,
-        CATALOGUE_OF_VMS,
-        CATALOGUE_OF_PROXY,
-        CATALOGUE_OF_PROCESS,
-        CATALOGUE_OF_BOTH,
+        RECORDED,
+        OF_NODE,
+        OF_SCRAPE,
+        OF_VMS,
+        (CNI_SECONDS,),
+        OF_PROXY,
+        OF_PROCESS,
+        OF_BOTH,
     )
     described += [(one.name, one.kind, one.labels, one.help) for group in own for one in group]
     assert sorted(listed) == sorted(
@@ -244,7 +246,8 @@ def test_the_examples_agree_with_each_other_and_with_the_defaults(root: Path) ->
     settings = Settings()
     runtime_classes: Any = list(yaml.safe_load_all((root / "deploy/kustomize/base/runtimeclass.yaml").read_text()))
     kubelet: Any = yaml.safe_load((root / "deploy/kubelet/90-virtshim.conf").read_text())
-    assert {one["handler"] for one in runtime_classes} <= set(settings.cri.runtime_handlers)
+    handlers = {*settings.cri.runtime_handlers, *settings.proxy.pod_handlers}
+    assert {one["handler"] for one in runtime_classes} <= handlers
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings.cri_socket}"
     (taint,) = kubelet["registerWithTaints"]
     for one in runtime_classes:

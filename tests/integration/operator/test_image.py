@@ -546,3 +546,15 @@ def unpacked(archive: Path, place: Path) -> tuple[dict[str, Any], Path]:
 def extract(archive: Path, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     subprocess.run(["tar", "--extract", "--file", archive, "--directory", place], check=True, timeout=60)
+
+
+def test_the_image_runs_the_programs_of_the_cluster_itself(tmp_path: Path) -> None:
+    package = tmp_path / "usr/lib/virtshim/lib/python3.99/site-packages/virtshim/cli"
+    package.mkdir(parents=True)
+    for directory in (package.parent, package):
+        (directory / "__init__.py").touch()
+    (package / "main.py").write_text("import sys\n\ndef main():\n    print(sys.argv[1:])\n    return 7\n")
+    done = subprocess.run(
+        on_node.command_here(["controller", "--moves", "3"], str(tmp_path)), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (7, "['controller', '--moves', '3']")

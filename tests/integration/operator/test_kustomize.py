@@ -17,9 +17,9 @@ from kubernetes_validate.utils import ValidationError, latest_version, validate 
 
 pytestmark = pytest.mark.operator
 
-OVERLAYS = ("vms-only", "mixed", "monitoring")
+OVERLAYS = ("vms-only", "mixed", "monitoring", "cluster")
 # Overlays that one cluster has at the same time.
-TOGETHER = (("vms-only", "monitoring"), ("mixed", "monitoring"))
+TOGETHER = (("vms-only", "monitoring", "cluster"), ("mixed", "monitoring", "cluster"))
 # Kubernetes has no schemas of the Prometheus operator's resources. test_monitoring.py gives the rules to Prometheus itself.
 OF_THE_OPERATOR = "monitoring.coreos.com/v1"
 # The oldest Kubernetes with all that the manifests use, and the newest that the schemas know.
@@ -77,15 +77,15 @@ def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
 def needs(one: Object) -> Iterator[tuple[str, str, str]]:
     """The objects that the object names."""
     kind, namespace, _ = name_of(one)
-    if namespace:
+    if namespace and namespace != "kube-system":  # which every cluster has
         yield "Namespace", "", namespace
     if kind == "ValidatingAdmissionPolicyBinding":
         yield "ValidatingAdmissionPolicy", "", one["spec"]["policyName"]
     for subject in one.get("subjects", ()):
         yield subject["kind"], subject["namespace"], subject["name"]
     if "roleRef" in one and not one["roleRef"]["name"].startswith("system:"):
-        yield one["roleRef"]["kind"], "", one["roleRef"]["name"]
-    if kind != "DaemonSet":
+        yield one["roleRef"]["kind"], namespace if one["roleRef"]["kind"] == "Role" else "", one["roleRef"]["name"]
+    if kind not in ("DaemonSet", "Deployment"):
         return
     pod = one["spec"]["template"]["spec"]
     yield "ServiceAccount", namespace, pod["serviceAccountName"]
@@ -101,11 +101,12 @@ def needs(one: Object) -> Iterator[tuple[str, str, str]]:
 def selects_nothing(one: Object, objects: list[Object]) -> bool:
     """Whether the object selects others by labels, and none of them has these labels."""
     kind, namespace, _ = name_of(one)
-    pods = [found["spec"]["template"] for found in of_kind(objects, "DaemonSet") if name_of(found)[1] == namespace]
-    if kind == "DaemonSet":
+    own = [found for found in of_kind(objects, "DaemonSet", "Deployment") if name_of(found)[1] == namespace]
+    pods = [found["spec"]["template"] for found in own]
+    if kind in ("DaemonSet", "Deployment"):
         return not matches(one["spec"]["selector"]["matchLabels"], one["spec"]["template"]["metadata"]["labels"])
     if kind == "Service":
-        ports = {port["port"] for port in one["spec"]["ports"]}
+        ports = {port.get("targetPort", port["port"]) for port in one["spec"]["ports"]}
         return not any(
             matches(one["spec"]["selector"], pod["metadata"]["labels"])
             and ports
@@ -269,6 +270,27 @@ def test_the_documented_kustomization_for_an_order_of_ones_own_works(
     (own / "overlays/kustomization.yaml").write_text(re.sub(r"^    ", "", block, flags=re.MULTILINE))
     (daemonset,) = of_kind(render(own / "overlays"), "DaemonSet")
     assert daemonset["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_one_word_turns_certificates_of_nodes_on(own: Path, render: Callable[[Path], list[Object]]) -> None:
+    file = own / "overlays/cluster/kustomization.yaml"
+    before = render(file.parent)
+    file.write_text(file.read_text().replace("components: []", "components: [certificates]"))
+    after = render(file.parent)
+    assert troubles(after) == []
+    for version in VERSIONS:
+        for one in after:
+            validate(one, version, strict=True)
+    ((former,), (controller,)) = (of_kind(objects, "Deployment") for objects in (before, after))
+    words = [one["spec"]["template"]["spec"]["containers"][0]["args"] for one in (former, controller)]
+    assert words[1] == [*words[0], "--sign-certificates"]
+    (agent,) = of_kind(after, "DaemonSet")
+    (container,) = agent["spec"]["template"]["spec"]["containers"]
+    directory = container["args"][-1].removeprefix("--certificates=")
+    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == directory]
+    (volume,) = [one for one in agent["spec"]["template"]["spec"]["volumes"] if one["name"] == mount["name"]]
+    assert volume["hostPath"] == {"path": directory, "type": "DirectoryOrCreate"}
+    assert not mount.get("readOnly")
 
 
 def rules_of(objects: list[Object]) -> list[Object]:

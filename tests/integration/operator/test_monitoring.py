@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from virtshim.metrics.daemons import (
-    CATALOGUE_OF_BOTH,
-    CATALOGUE_OF_PROCESS,
-    CATALOGUE_OF_PROXY,
-    CATALOGUE_OF_VMS,
-    CATALOGUE_RECORDED,
-    CATALOGUE_SAMPLED,
-    CATALOGUE_SCRAPED,
+from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
+from virtshim.metrics.node import (
+    CNI_SECONDS,
+    OF_NODE,
+    OF_SCRAPE,
+    OF_VMS,
+    POD_FAMILIES,
+    POD_LABELS,
+    VM_FAMILIES,
+    VM_LABELS,
 )
-from virtshim.metrics.node import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
 
 pytestmark = [
     pytest.mark.operator,
@@ -162,17 +163,17 @@ def dashboard(monitoring: Path) -> dict[str, Any]:
 def metrics() -> dict[str, frozenset[str]]:
     """All series names with their labels."""
     groups = (
-        CATALOGUE_RECORDED,
-        CATALOGUE_SAMPLED,
-        CATALOGUE_SCRAPED,
-        CATALOGUE_OF_PROXY,
-        CATALOGUE_OF_PROCESS,
-        CATALOGUE_OF_BOTH,
+        RECORDED,
+        OF_NODE,
+        OF_SCRAPE,
+        (CNI_SECONDS,),
+        OF_PROXY,
+        OF_PROCESS,
+        OF_BOTH,
     )
     described = [(one.name, one.kind, one.labels) for group in groups for one in group]
-    described += [(one.name, one.kind, (*VM_LABELS, *one.labels)) for one in CATALOGUE_OF_VMS]
-    described += [(one.name, one.kind.value, (*POD_LABELS, *one.labels)) for one in POD_FAMILIES]
-    described += [(one.name, one.kind.value, (*VM_LABELS, *one.labels)) for one in VM_FAMILIES]
+    described += [(one.name, one.kind, (*POD_LABELS, *one.labels)) for one in POD_FAMILIES]
+    described += [(one.name, one.kind, (*VM_LABELS, *one.labels)) for one in (*VM_FAMILIES, *OF_VMS)]
     found = {"up": frozenset[str]()}
     for name, kind, labels in described:
         for end in ("_bucket", "_count", "_sum") if kind == "histogram" else ("",):

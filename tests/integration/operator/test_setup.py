@@ -109,6 +109,7 @@ def test_a_kubeadm_node_with_containerd_is_set_up_and_restored_exactly(
         "/etc/kubernetes/kubelet.conf.d/91-virtshim-proxy.conf": "create",
         "/etc/systemd/system/kubelet.service.d/virtshim-proxy.conf": "create",
         "/etc/systemd/system/kubelet.service.d/zz-virtshim-flags.conf": "create",
+        "/etc/containerd/config.toml": "replace",
         "/etc/libvirt/libvirtd.conf": "replace",
         "/etc/systemd/logind.conf.d/virtshim.conf": "create",
     }

@@ -133,7 +133,7 @@ def typed(text: str, program: str) -> Iterator[list[str]]:
 
 
 def options_of(command: Any) -> set[str]:
-    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
 # Built anew by each call.
@@ -146,9 +146,9 @@ def unknown(words: list[str]) -> str:
     path = ["virtshim"]
     while words and hasattr(command, "commands"):
         name, *words = words
-        if name in ("...", "…"):
+        if name in ("...", "…", "COMMAND"):
             return ""
-        if name.startswith("--"):
+        if name.startswith("-"):
             return "" if name in options_of(command) else f"{' '.join(path)} has no {name}"
         for one in name.split("|"):
             if one not in command.commands:

@@ -54,7 +54,7 @@ def test_the_first_commands_of_the_readme_do_what_they_say(tmp_path: Path) -> No
     text = (ROOT / "README.md").read_text().split("\n| part of a pod |")[0]
     commands = [line.split("   #")[0].strip() for line in re.findall(r"^    (.*)$", text, re.MULTILINE)]
     assert commands[:3] == ["apt-get update && apt-get install -y make", "make guest", "make up"]
-    console = "virtshim run --memory 128Mi small"
+    console = "virtshim run --memory 256Mi small"
     there, elsewhere = [line for line in commands if line.startswith("virtshim run --memory")]
     assert there == console
     assert elsewhere.startswith(f"virtshim run --memory 1Gi {DEBIAN}")

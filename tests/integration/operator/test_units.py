@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from virtshim.config.settings import Settings
 from virtshim.images.confinement import OWN_USER
+from virtshim.preflight.node_checks import AGENT_KUBECONFIG
 
 pytestmark = pytest.mark.operator
 
@@ -24,6 +26,7 @@ SERVICES = (
     "virtshim-shares.service",
     "virtshim-device-plugin.service",
     "virtshim-proxy.service",
+    "virtshim-agent.service",
 )
 # Each of these gives a service a mount namespace of its own (systemd.exec(5)).
 PRIVATE_MOUNTS = {
@@ -115,6 +118,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
         ("tapmanager.service", 70),
         ("virtshim-shares.service", 75),
         ("virtshim-proxy.service", 22),
+        ("virtshim-agent.service", 22),
         (GUESTS, 15),
     ],
 )
@@ -152,7 +156,8 @@ def test_the_share_program_sees_the_hosts_mounts_and_guests_may_make_setgid_dire
     service = options(units / "virtshim-shares.service")["Service"]
     assert PRIVATE_MOUNTS & set(service) == set()
     assert "RestrictSUIDSGID" not in service
-    assert {"mnt", "pid", "net"} == set(service["RestrictNamespaces"].split())
+    assert {"mnt", "pid", "net", "user", "ipc", "uts"} == set(service["RestrictNamespaces"].split())
+    assert {"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"} == set(service["RestrictAddressFamilies"].split())
     assert not {"CAP_MKNOD", "CAP_SETFCAP"} & set(service["CapabilityBoundingSet"].split())
 
 
@@ -162,6 +167,26 @@ def test_virtshim_starts_after_tapmanager_and_libvirt_but_does_not_stop_with_the
     assert "tapmanager.service" in unit["Wants"].split()
     assert {"Requires", "BindsTo", "PartOf"} & set(unit) == set()
     assert "virtshim.service" in options(units / "tapmanager.service")["Unit"]["Before"].split()
+
+
+def test_nothing_depends_on_the_agent_and_the_agent_ends_with_nothing(units: Path) -> None:
+    for other in units.glob("*.service"):
+        if other.name != "virtshim-agent.service":
+            assert "virtshim-agent" not in other.read_text()
+    unit = options(units / "virtshim-agent.service")["Unit"]
+    assert {"Requires", "BindsTo", "PartOf"} & set(unit) == set()
+    assert "virtshim.service" not in unit["Wants"].split()
+    assert unit["ConditionPathExists"] == AGENT_KUBECONFIG
+
+
+def test_the_agent_may_write_translation_files_and_has_no_capability(said: System, units: Path, tmp_path: Path) -> None:
+    service = options(units / "virtshim-agent.service")["Service"]
+    (writable,) = service["ReadWritePaths"].split()
+    assert (writable, service["ProtectSystem"]) == (Settings().images.translations_dir, "strict")
+    assert service["CapabilityBoundingSet"] == ""
+    if os.geteuid() == 0:
+        said(["systemd-tmpfiles", f"--root={tmp_path}", "--create", str(units / "virtshim-tmpfiles.conf")])
+        assert stat.S_IMODE((tmp_path / writable.lstrip("/")).stat().st_mode) == 0o755
 
 
 def test_at_shutdown_kubelet_stops_first_and_virtshim_before_remaining_vms(units: Path) -> None:

@@ -72,7 +72,7 @@ def test_an_unfinished_run_is_waited_for_and_is_not_a_failure(tmp_path: Path) ->
     (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\n")
     before = "state=/run/virtshim-volumes.$(cat /proc/sys/kernel/random/boot_id); mkdir $state; echo $$ > $state/lock"
     done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], before)
-    assert (done.returncode, done.stderr) == (BUSY, "another run of this script goes on\n")
+    assert (done.returncode, done.stderr) == (BUSY, "another run of this script has not ended\n")
 
 
 def test_a_failed_mount_is_reported(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from leaks import runs
 from podclient import wait_until
-from slow_fuse import SlowFuse
+from slow_fuse import dead_directory
 
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.errors import TapmanagerError
@@ -242,14 +242,7 @@ def test_two_hundred_oddly_named_volumes_are_each_bound_correctly(
 
 @pytest.fixture
 def dead(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose server is gone."""
-    directory = tmp_path / "dead"
-    directory.mkdir()
-    try:
-        with SlowFuse(directory, answers=False):
-            yield directory
-    except OSError as exc:
-        pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")
+    yield from dead_directory(tmp_path / "dead")
 
 
 def test_a_volume_with_a_dead_server_does_not_block_others(

@@ -98,7 +98,7 @@ def test_annotations_of_other_programs_are_ignored() -> None:
     assert parse_vm_options({**others, "kubernetes.io/target-runtime": "virtlet.cloud"}) == VmOptions()
 
 
-def test_everything_together() -> None:
+def test_all_annotations_of_a_pod_are_read_together() -> None:
     options = parse_vm_options(
         {
             "VirtletVCPUCount": "4",

@@ -178,7 +178,7 @@ def test_pods_keep_sessions_beyond_a_lowered_limit() -> None:
     room = StreamRoom(StreamLimits(pod_sessions=2))
     with room.session("a/b"), room.session("a/b"):
         room.allow(StreamLimits(pod_sessions=1))
-        with pytest.raises(ResourceExhausted, match="the most for one pod"), room.session("a/b"):
+        with pytest.raises(ResourceExhausted, match="the limit for one pod"), room.session("a/b"):
             pass
 
 

@@ -131,7 +131,7 @@ def test_stdin_opens_with_the_first_input_and_closes_with_its_client():
     run(test)
 
 
-def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on():
+def test_a_terminal_that_closes_its_input_has_detached_and_the_command_continues():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         terminal, piped = await hub.attach(request(TTY)), await hub.attach(request())
         await terminal.write_stdin(b"typed")
@@ -169,7 +169,7 @@ def test_the_first_client_ends_the_input_of_a_pod_with_stdin_once(typed):
     run(test)
 
 
-def test_input_that_reaches_no_command_is_reported_once_and_output_goes_on():
+def test_input_that_reaches_no_command_is_reported_once_and_output_continues():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         inputs.error = Unavailable("no guest agent answers")
         session = await hub.attach(request())

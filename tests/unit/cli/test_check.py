@@ -41,7 +41,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., None]]:
         database.execute("pragma journal_mode = wal")
         database.execute("create table claims (claim text primary key, container_id text not null)")
         database.execute("create table device_conditions (claim text primary key, document text not null)")
-        document = rows.condition_document(BROKEN)
+        document = rows.CONDITION.text(BROKEN)
         database.execute("insert into device_conditions values (?, ?)", (BROKEN.claim, document))
 
         def hold(*claims: str) -> None:
@@ -174,7 +174,7 @@ def test_vfio_without_an_iommu_is_an_error_that_says_why(
     )
 
 
-def test_this_machine_has_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_devices_of_this_machine_are_shown_in_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("")
     assert check_devices(str(tmp_path / "c.toml")) in (0, 1)
     assert capsys.readouterr().out.startswith("ADDRESS")

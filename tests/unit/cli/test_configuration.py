@@ -43,7 +43,7 @@ def test_each_setting_is_shown_with_its_value_and_where_it_comes_from(file: Path
     assert shown["log.format"] == {"value": "auto", "source": "default", "place": ""}
 
 
-def test_the_shown_configuration_is_a_file_that_sets_the_same(file: Path) -> None:
+def test_the_shown_configuration_is_a_file_with_the_same_settings(file: Path) -> None:
     text = ran("show", "--config", file)
     assert Settings.model_validate(tomllib.loads(text)).vm.max_vcpus == 3
     assert f"vm.max_vcpus = 3{' ' * 46}# {file}:2\n" in text
@@ -104,7 +104,7 @@ def test_annotation_values_of_profiles_are_in_no_fault(file: Path) -> None:
 
 def test_a_good_configuration_is_reported_as_good(file: Path) -> None:
     assert ran("check", "--config", file) == (
-        f"no faults found: 2 settings from {file}, {file}.d/10.toml; `virtshim config show` lists them\n"
+        f"no faults found: 2 settings from {file}, {file}.d/10.toml; `virtshim config show` lists all settings\n"
     )
 
 

@@ -1,6 +1,5 @@
 """The containerd of a node that `virtshim up --with-containerd` runs."""
 
-import os
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -13,14 +12,7 @@ from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from virtshim.config.settings import Settings
 from virtshim.model.errors import NotFound
 
-pytestmark = [pytest.mark.operator, pytest.mark.proxy]
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("VIRTSHIM_"):
-            monkeypatch.delenv(name)
+pytestmark = [pytest.mark.operator, pytest.mark.proxy, pytest.mark.usefixtures("clean_environment")]
 
 
 @pytest.fixture

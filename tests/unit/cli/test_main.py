@@ -2,13 +2,18 @@
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from virtshim.cli import main as command
+from virtshim.cli import pulling, tables, vms
+from virtshim.cli.help import GROUPS
+from virtshim.cli.tables import row_format
 from virtshim.model import errors
 from virtshim.model.errors import ShimError
 
@@ -48,6 +53,46 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     code, text = ran(*arguments)
     assert code == 0
     assert "Usage" in text
+
+
+def test_help_lists_every_command_in_one_group() -> None:
+    program = typer.main.get_command(command.app)
+    commands = program.list_commands(typer.Context(program))
+    assert commands == [name for names in GROUPS.values() for name in names]
+    text = ran("--help")[1]
+    assert re.findall(r"─ ([A-Z][A-Za-z ]+) ─", text) == ["Options", *GROUPS]
+
+
+def test_help_shows_the_type_of_a_value_but_none_of_a_flag() -> None:
+    program = typer.main.get_command(command.app)
+    for words in [
+        (),
+        ("vms",),
+        ("image",),
+        ("config",),
+        *((name,) for name in program.list_commands(typer.Context(program))),
+    ]:
+        assert "bool" not in ran(*words, "--help")[1], words
+    assert re.search(r"--filter +<str> ", ran("ps", "--help")[1])
+
+
+def test_a_usage_line_names_its_arguments_in_capitals() -> None:
+    assert re.search(r"run \[OPTIONS\] \{IMAGE\} \[COMMAND\]\.\.\.", ran("run", "--help")[1])
+    assert "port-forward [OPTIONS] {NAME} {PORT}..." in ran("port-forward")[1]
+    assert "Missing argument 'FILE'" in ran("load")[1]
+
+
+@pytest.mark.parametrize(("name", "head"), [("ps", tables.HEAD), ("images", pulling.HEAD), ("vms", vms.HEAD)])
+def test_the_example_of_a_format_names_columns_of_that_table(name: str, head: Sequence[str]) -> None:
+    (example,) = re.findall(r"such as '(\{.+?\})'", re.sub(r"[\s│]+", " ", ran(name, "--help")[1]))
+    (line,) = row_format(example, head, [[name.lower() for name in head]])
+    assert "\t" in line
+
+
+def test_help_fills_the_lines_of_every_paragraph() -> None:
+    lines = [line.rstrip() for line in ran("save", "--help")[1].splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith(" The pod needs"))
+    assert all(len(line) > 60 for line in lines[at : at + 3])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +180,7 @@ def test_operator_commands_use_the_socket_that_crictl_is_configured_with(
     monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", address)
     result = CliRunner().invoke(command.app, ["ps"])
     assert isinstance(result.exception, ShimError)
-    assert "unix:/nowhere/at-all.sock" in str(result.exception)
+    assert "the socket /nowhere/at-all.sock (" in str(result.exception)
 
 
 @pytest.mark.parametrize("words", [["save"], ["save", "--all", "web"]])

@@ -29,14 +29,7 @@ from virtshim.config.settings import load_settings
 from virtshim.model.errors import InvalidRequest, NotFound, WrongState
 from virtshim.system.files import lock_holder
 
-pytestmark = pytest.mark.operator
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("VIRTSHIM_"):
-            monkeypatch.delenv(name)
+pytestmark = [pytest.mark.operator, pytest.mark.usefixtures("clean_environment")]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from virtshim.cli.events import line
 from virtshim.cli.main import app
 from virtshim.cli.pulling import image_name, pull
 from virtshim.cli.run import wanted_vm
-from virtshim.cli.tables import tables_show, tables_show_json, tables_size
+from virtshim.cli.tables import print_json, print_table, size_text
 from virtshim.cri.client import NodeEvent, PodSummary, PodUsage
 from virtshim.cri.operator_client import LastingVm, SavedMemory, Taken, operating
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
@@ -177,13 +177,13 @@ def test_top_refuses_bad_options_before_any_request(sort: str, interval: float, 
     ("count", "text"), [(0, "0B"), (1023, "1023B"), (1536, "1.5K"), (20 << 20, "20M"), (3 << 40, "3.0T")]
 )
 def test_sizes_are_short(count: int, text: str) -> None:
-    assert tables_size(count) == text
+    assert size_text(count) == text
 
 
 def test_without_a_terminal_tables_are_plain_columns_and_harmless(capsys) -> None:
-    tables_show(("NAME", "X"), [("a\x1b[31m", "1")])
+    print_table(("NAME", "X"), [("a\x1b[31m", "1")])
     assert "\x1b" not in capsys.readouterr().out
-    tables_show_json({"a": 1})
+    print_json({"a": 1})
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
@@ -197,7 +197,7 @@ def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypat
     monkeypatch.setenv("COLUMNS", str(columns))
     cells = ("default/web", "10.88.0.15", "/var/lib/" + "x" * 90, "host/" + "y" * 60)
     with contextlib.redirect_stdout(_Terminal()) as shown:
-        tables_show(("POD", "IP", "DISK", "IMAGE"), [cells])
+        print_table(("POD", "IP", "DISK", "IMAGE"), [cells])
     _, row = shown.getvalue().splitlines()
     assert tuple(re.sub(r"\x1b\[[0-9;]*m", "", row).split()) == cells
 
@@ -440,7 +440,7 @@ def test_options_before_a_subcommand_are_refused_rather_than_ignored(tmp_path: P
         ("http://example.com/disk.qcow2", "http://example.com/disk.qcow2"),
     ],
 )
-def test_a_path_stands_for_the_file_and_other_names_for_themselves(
+def test_a_path_becomes_the_files_url_and_other_names_stay_unchanged(
     word: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/images")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.cli.tables import age, columns, rows, tables_format
+from virtshim.cli.tables import age, columns, row_format, rows
 from virtshim.cri.client import PodSummary, VmSummary
 from virtshim.model.errors import InvalidRequest
 
@@ -53,7 +53,7 @@ def test_columns_fit_their_widest_cell_and_control_characters_are_removed() -> N
 
 def test_a_format_prints_the_columns_that_it_names() -> None:
     lines = [("default/web", "10.0.0.2"), ("\x1b[2Jx", "-")]
-    assert list(tables_format("{pod_id}\\t{ip} {{x}}", ("POD ID", "IP"), lines)) == [
+    assert list(row_format("{pod_id}\\t{ip} {{x}}", ("POD ID", "IP"), lines)) == [
         "default/web\t10.0.0.2 {x}",
         "?[2Jx\t- {x}",
     ]
@@ -62,4 +62,4 @@ def test_a_format_prints_the_columns_that_it_names() -> None:
 @pytest.mark.parametrize("template", ["{name}", "{}", "{ip.__class__}", "{ip!r}", "{ip:>100}", "{0}", "{ip", "}"])
 def test_a_format_that_names_no_column_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest, match="--format"):
-        list(tables_format(template, ("POD ID", "IP"), []))
+        list(row_format(template, ("POD ID", "IP"), []))

@@ -1,7 +1,6 @@
 """Settings: file, drop-ins, environment; every fault told at once."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,10 @@ from pydantic import ValidationError
 
 from virtshim.cli.node_dir import to_toml
 from virtshim.config import settings as config
+from virtshim.config.agent import agent_settings
 from virtshim.model.errors import InvalidRequest
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("VIRTSHIM_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture
@@ -25,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.toml"
 
 
-def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_defaults_apply_without_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(config, "DEFAULT_FILE", str(tmp_path / "absent.toml"))
     settings = config.load_settings()
     assert settings.paths.state_dir == "/var/lib/virtshim"
@@ -85,6 +80,10 @@ def test_the_environment_wins_over_the_file_setting_by_setting(file: Path, monke
         ("[vm]\nmax_vcpu = 1\n", ["vm.max_vcpu"]),
         ('[vm]\nmax_vcpus = "many"\n', ["vm.max_vcpus"]),
         ("[vm]\nmax_vcpus = 0\n", ["vm.max_vcpus"]),
+        (
+            '[vm]\ndefault_memory = "2 gigs"\n',
+            ["vm.default_memory: must be a size, such as 4GiB, 512MiB or a number of bytes; it is '2 gigs'"],
+        ),
         ('[paths]\nstate_dir = "relative"\n', ["paths.state_dir"]),
         ('[libvirt]\ndomain_type = "xen"\n', ["libvirt.domain_type"]),
         ('[paths]\nrun_dir = "/' + "r" * 60 + '"\n', ["run_dir is 61 bytes long"]),
@@ -232,3 +231,40 @@ def test_merging_two_tables_keeps_both() -> None:
 def test_the_layout_follows_the_paths() -> None:
     layout = config.Settings(paths=config.Paths(state_dir="/s", run_dir="/r")).layout()
     assert (layout.database, layout.sockets) == ("/s/state.db", "/r/vm")
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"),
+    [
+        ("", {}),
+        ('[paths]\nrun_dir = "/run/a"\n[images]\ntranslations_dir = "/b"\ndownload_protocol = "http"\n', {}),
+        ('[paths]\nrun_dir = "/run/a"\n', {"VIRTSHIM_PATHS__RUN_DIR": "/run/c", "VIRTSHIM_IMAGES__TRANSLATIONS_DIR": "/d"}),
+        ("", {"VIRTSHIM_IMAGES": '{"translations_dir": "/e"}'}),
+    ],
+)  # fmt: skip
+def test_an_agent_reads_the_same_settings_as_virtshim(
+    file: Path, monkeypatch: pytest.MonkeyPatch, text: str, environ: dict[str, str]
+) -> None:
+    file.write_text(text)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    whole, found = config.read_settings(str(file)).settings, agent_settings(str(file))
+    assert (found.run_dir, found.translations_dir) == (whole.paths.run_dir, whole.images.translations_dir)
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "fault"),
+    [
+        ('[paths]\nrun_dir = "relative"\n', {}, r":2: paths\.run_dir: must be an absolute path"),
+        ("[images]\ntranslations_dir = 3\n", {}, r":2: images\.translations_dir: must be an absolute path"),
+        ("paths = 3\n", {}, r":1: paths: must be a table"),
+        ("[paths\n", {}, "is not TOML"),
+        ("", {"VIRTSHIM_PATHS_RUN_DIR": "/run/a"}, "did you mean VIRTSHIM_PATHS__RUN_DIR"),
+    ],
+)
+def test_an_agent_names_the_fault_of_a_setting_that_it_reads(
+    file: Path, text: str, environ: dict[str, str], fault: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=fault):
+        agent_settings(str(file), environ)

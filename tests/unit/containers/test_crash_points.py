@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.adopted import SANDBOX, adopt
+from fakes.adopted import running as running_in_adopted
 from fakes.journal import Crash, When
+from fakes.power_cuts import PowerCuts
 from fakes.waiting import eventually
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
@@ -25,8 +28,7 @@ from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import ImageConfig
 from virtshim.model.sandbox import SandboxPhase
-from virtshim.pods.lookup import find_container, find_sandbox
-from virtshim.store.writer import DatabaseWriter
+from virtshim.pods.lookup import find_any_sandbox, find_container
 from virtshim.volumes.mount_script import NOT_MOUNTED
 from virtshim.volumes.root_volume import Content
 
@@ -65,13 +67,13 @@ def remove_container(world: World, prepared: Any) -> None:
 
 
 def stop_sandbox(world: World, prepared: Any) -> None:
-    found = find_sandbox(world.records, ids(world, prepared)[0])
+    found = find_any_sandbox(world.records, ids(world, prepared)[0])
     if found is not None:
         world.do.stop_sandbox.stop(found, world.deadline())
 
 
 def remove_sandbox(world: World, prepared: Any) -> None:
-    found = find_sandbox(world.records, ids(world, prepared)[0])
+    found = find_any_sandbox(world.records, ids(world, prepared)[0])
     if found is not None:
         world.do.remove_sandbox.remove(found, world.deadline())
 
@@ -147,6 +149,21 @@ def released(world: World, prepared: Any) -> bool:
     return found is None or found.network_released
 
 
+def lost_sandbox(world: World) -> None:
+    """Its runtime still has it."""
+    adopt(world)
+    world.outside.networks.lose()
+    world.records.sandboxes.replace(world.sandbox(SANDBOX).not_ready("its network is gone"))
+
+
+def pod_in_adopted(world: World) -> Any:
+    return SANDBOX, world.create(adopt(world))
+
+
+def is_adopted(world: World, prepared: Any) -> bool:
+    return world.sandbox(SANDBOX).is_ready and SANDBOX in world.outside.networks.networks
+
+
 SAYS = ImageConfig(entrypoint=("/bin/x",))
 
 
@@ -196,6 +213,21 @@ CALLS = {
         prepare=lambda world: None,
         make=lambda world, _: world.run(),
         done=lambda world, _: [s.phase for s in world.records.sandboxes.all()] == [SandboxPhase.READY],
+    ),
+    "adopt": Call(prepare=lambda world: None, make=lambda world, _: adopt(world), done=is_adopted),
+    "adopt again": Call(prepare=lost_sandbox, make=lambda world, _: adopt(world), done=is_adopted),
+    "start in an adopted sandbox": Call(
+        prepare=pod_in_adopted,
+        make=start_container,
+        done=lambda world, pod: container_phase(world, pod) is ContainerPhase.RUNNING,
+    ),
+    "stop an adopted sandbox": Call(
+        prepare=lambda world: (SANDBOX, running_in_adopted(world)), make=stop_sandbox, done=released
+    ),
+    "remove an adopted sandbox": Call(
+        prepare=lambda world: (SANDBOX, running_in_adopted(world)),
+        make=remove_sandbox,
+        done=lambda world, pod: world.records.sandboxes.get(pod[0]) is None,
     ),
     "create": Call(
         prepare=lambda world: world.run(),
@@ -367,37 +399,6 @@ def test_recovery_repairs_a_kill_at_any_step(
         assert world.everything() == [], where
         assert world.outside.files.files == {}, where
         world.close()
-
-
-class PowerCuts:
-    """Keeps the state database as the last synced write left it."""
-
-    def __init__(self, patched: pytest.MonkeyPatch) -> None:
-        self._kept: dict[Path, bytes] = {}
-        self._lost = False
-        commit = DatabaseWriter.commit
-
-        def noted(writer: DatabaseWriter, *args: Any, synced: bool = True, **options: Any) -> int:
-            changed = commit(writer, *args, synced=synced, **options)
-            self._lost = not synced
-            if synced:
-                self._kept = {path: path.read_bytes() for path in self._files()}
-            return changed
-
-        patched.setattr(DatabaseWriter, "commit", noted)
-        self.directory = Path()
-
-    def _files(self) -> list[Path]:
-        return [path for path in self.directory.rglob("state.db*") if path.suffix != ".reserve"]
-
-    def strike(self) -> bool:
-        """Takes all writes since, once no process has the database open. Returns whether there were any."""
-        if self._lost:
-            for path in self._files():
-                path.unlink()
-            for path, content in self._kept.items():
-                path.write_bytes(content)
-        return self._lost
 
 
 @pytest.mark.parametrize("name", ["run sandbox", "create", "create with a device", "create on a volume"])

@@ -20,7 +20,6 @@ from virtshim.model.errors import (
     NotFound,
     ResourceExhausted,
     Unavailable,
-    WrongState,
 )
 from virtshim.model.ids import SandboxId
 from virtshim.model.sandbox import Sandbox
@@ -86,13 +85,6 @@ def test_the_next_attempt_is_another_container(world: World) -> None:
 def test_a_missing_sandbox_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         world.create(SandboxId("0" * 64))
-
-
-def test_a_stopped_sandbox_takes_no_containers(world: World) -> None:
-    sandbox = world.run()
-    world.stop_sandbox(sandbox)
-    with pytest.raises(WrongState, match="not ready"):
-        world.create(sandbox)
 
 
 def test_an_image_that_was_not_pulled_is_not_found(world: World) -> None:
@@ -182,6 +174,13 @@ def test_annotations_shape_the_vm(world: World) -> None:
 
 
 # --- what the VM is told
+
+
+def test_only_a_guest_that_may_come_from_a_template_is_told_that_its_memory_is_a_copy(world: World) -> None:
+    wanted = ({}, {"virtshim.io/warm-start": "true"}, {"virtshim.io/warm-start": "true", "virtshim.io/vm": "db"})
+    pods = [world.run(f"pod{number}", config=sandbox_config(annotations=one)) for number, one in enumerate(wanted)]
+    specs = [world.outside.vms.spec(world.domain(world.create(pod))) for pod in pods]
+    assert [spec.generation_id for spec in specs] == [False, True, False]
 
 
 def test_the_vm_gets_its_pods_network_and_disks_in_boot_order(world: World) -> None:

@@ -27,7 +27,7 @@ def test_a_running_vms_volume_is_refused_and_the_error_names_its_pod_and_contain
         world.create(world.run("two"), config=with_volume(others))
 
 
-def test_of_two_containers_with_one_volume_the_second_starts_only_after_the_first_stopped(world: World) -> None:
+def test_a_second_container_with_the_same_volume_starts_only_after_the_first_stopped(world: World) -> None:
     first = world.create(world.run(), config=with_volume())
     world.start(world.create(world.run("two"), config=with_volume()))
     with pytest.raises(WrongState, match=r"of pod default/two\) has the volume"):

@@ -112,7 +112,7 @@ def test_an_empty_disk_cannot_be_mounted_inside_a_disk_image(world: World) -> No
         world.create(world.run(config=sandbox_config(annotations=both)), config=ON_IMAGE)
 
 
-def test_a_record_tells_files_from_devices(world: World) -> None:
+def test_a_record_distinguishes_files_from_devices(world: World) -> None:
     made = created(world)
     again = world.restarted()
     assert again.container(made).granted.blocks == (BlockDevice(f"{HOST}/disk.img", "/data", is_file=True),)

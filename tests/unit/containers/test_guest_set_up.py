@@ -7,8 +7,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from fakes.waiting import eventually
@@ -18,7 +17,7 @@ from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_comm
 from virtshim.devices.values import BlockDevice, CriDevice
 from virtshim.guest.command import CommandResult, GuestCommand
 from virtshim.guest.set_up_scripts import (
-    POLICY_ROUTES_NO_COMMAND,
+    NO_IP_COMMAND,
     POLICY_ROUTES_NOT_YET,
     SYSCTLS_NOT_SET,
     policy_routes_command,
@@ -33,14 +32,6 @@ from virtshim.streaming.ports import ExecRequest, Streams
 
 SYSCTLS = {"net.core.somaxconn": "321"}
 SCRIPT = sysctls_command(SYSCTLS)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    world.pull()
-    yield world
-    world.close()
 
 
 def running(world: World, *command: str) -> ContainerId:
@@ -296,7 +287,7 @@ def test_a_network_that_never_comes_up_is_in_the_containers_message(world: World
 
 
 def test_an_image_without_ip_fails_the_start_of_the_containers_command(world: World) -> None:
-    world.outside.guests.do = ends_with(POLICY_ROUTES_NO_COMMAND, b"the image has no command ip\n")
+    world.outside.guests.do = ends_with(NO_IP_COMMAND, b"the image has no command ip\n")
     made = routed(world, "serve")
     eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
     how = world.container(made).exit or world.container(made).status.ending

@@ -216,7 +216,7 @@ def test_an_unknown_hardware_value_is_refused_by_name(world: World, annotations:
             {"virtshim.io/cpu-topology": "1x2x2"},
             "cpu-topology: it has 4 vCPUs, but the VM can have 1; make the product",
         ),
-        ({"virtshim.io/video": "virtio"}, "virtshim.io/video: it is the card of a screen; write virtshim.io/vnc"),
+        ({"virtshim.io/video": "virtio"}, "virtshim.io/video: a video card needs a screen; write virtshim.io/vnc"),
         (
             {"virtshim.io/nic-model": "e1000", "virtshim.io/nic-queues": "2"},
             "nic-queues: a NIC of virtshim.io/nic-model e1000 has one queue; remove one of the two",

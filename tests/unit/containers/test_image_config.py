@@ -79,7 +79,7 @@ def test_the_images_user_keeps_the_pods_groups(world: World) -> None:
     assert in_container(container, ("id",)).user == RunAs("app", 7, (5,), own_groups=False)
 
 
-def test_an_annotation_turns_it_off(world: World) -> None:
+def test_an_annotation_turns_the_image_config_off(world: World) -> None:
     container = created(world, annotation="ignore")
     assert container.spec.command == ()
     assert container.spec.image_config == ImageConfig()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.adopted import HANDLER, running
 from fakes.world import World, pod_key, sandbox_config
 
 from virtshim.config.settings import Settings
@@ -114,8 +115,12 @@ def test_a_pods_own_bad_annotation_is_refused_even_with_a_profile(make_world: Ca
     [
         ({"name": "a", "annotations": {"VirtletVCPUCount": "many"}}, "VirtletVCPUCount"),
         ({"name": "a", "annotations": {"example.com/x": "1"}}, "not an annotation of VMs"),
-        ({"name": "a", "annotations": {"virtshim.io/vnc": "true"}}, "one that only pods may set"),
-        ({"name": "a", "annotations": {"virtshim.io/profile": "b"}}, "one that only pods may set"),
+        ({"name": "a", "annotations": {"virtshim.io/vnc": "true"}}, "virtshim.io/vnc: only pods may set this"),
+        ({"name": "a", "annotations": {"virtshim.io/profile": "b"}}, "virtshim.io/profile: only pods may set this"),
+        (
+            {"name": "a", "annotations": {"virtshim.io/vm-container": "vm"}},
+            "virtshim.io/vm-container: only .* set it in each",
+        ),
         ({"name": "a b"}, "match pattern"),
         ({"annotations": {}}, "Field required"),
     ],
@@ -133,8 +138,17 @@ def test_names_and_handlers_of_profiles_are_unique() -> None:
 
 
 def test_a_profiles_handler_is_a_runtime_handler_of_the_node() -> None:
-    with pytest.raises(ValueError, match=r"no pod can have the handler old; also list it in cri\.runtime_handlers"):
+    with pytest.raises(ValueError, match=r"no pod can have the handler old; also list it in cri\.runtime_handlers, or"):
         Settings(vm=Vm(profiles=(OLD,)))
+
+
+def test_pods_with_containers_beside_their_vm_may_have_a_profile_by_their_handler(world: World) -> None:
+    large = LARGE.model_copy(update={"handlers": (HANDLER,)})
+    world.app.live.use(Settings(vm=Vm(profiles=(large,))))
+    container = running(world)
+    spec = world.outside.vms.domains[world.domain(container)].spec
+    assert spec is not None
+    assert spec.size.vcpus == 8
 
 
 def test_a_mount_path_in_a_profile_is_ignored_by_pods_that_mount_nothing_there(

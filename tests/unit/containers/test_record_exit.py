@@ -116,7 +116,7 @@ def test_a_panic_while_nobody_watched_is_recorded_at_the_next_start(world: World
 
 
 @pytest.mark.parametrize(("killed", "reason"), [(True, ExitReason.OOM_KILLED), (False, ExitReason.ERROR)])
-def test_a_qemu_killed_for_memory_is_told_apart_from_a_crashed_qemu(
+def test_a_qemu_killed_for_memory_is_distinguished_from_a_crashed_qemu(
     world: World, killed: bool, reason: ExitReason
 ) -> None:
     _, container = world.running()

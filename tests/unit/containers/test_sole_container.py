@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fakes.adopted import adopt
 from fakes.world import World
 
 from virtshim.model.container import ContainerPhase
@@ -43,7 +44,7 @@ def refusal(world: World, sandbox: SandboxId, name: str, attempt: int = 0) -> st
     return str(refused.value)
 
 
-def test_of_two_containers_neither_boots_in_any_sandbox_of_the_pod(world: World, sandbox: SandboxId) -> None:
+def test_neither_of_two_containers_boots_in_any_sandbox_of_the_pod(world: World, sandbox: SandboxId) -> None:
     lists(world, "vm", "sidecar")
     for name in ("vm", "sidecar", "init"):
         why = refusal(world, sandbox, name)
@@ -106,3 +107,27 @@ def test_without_kubelets_list_only_a_running_container_refuses_another(world: W
 def test_a_container_that_was_never_started_refuses_no_other(world: World, sandbox: SandboxId) -> None:
     world.create(sandbox, "never-started")
     started(world, sandbox)
+
+
+def test_helpers_of_an_adopted_sandbox_do_not_count_as_its_vm(world: World) -> None:
+    world.pull()
+    lists(world, "vm", "mesh-proxy", "vault-agent")
+    sandbox = adopt(world)
+    ended(world, started(world, sandbox, "vm-init"))
+    vm = started(world, sandbox)
+    ended(world, vm, code=137)
+    assert world.container(started(world, sandbox, attempt=1)).is_running
+
+
+def test_a_second_vm_of_an_adopted_sandbox_is_refused_whether_the_first_runs_or_has_ended(world: World) -> None:
+    world.pull()
+    lists(world, "vm", "second", "mesh-proxy")
+    sandbox = adopt(world)
+    vm = started(world, sandbox)
+    why = refusal(world, sandbox, "second")
+    assert "a pod has one virtual machine" in why
+    assert "('second', 'vm';" in why
+    assert "Put the second one into a pod of its own" in why
+    ended(world, vm)
+    assert refusal(world, sandbox, "second") == why
+    assert "an ephemeral container" in refusal(world, sandbox, "debugger-x7k2p")

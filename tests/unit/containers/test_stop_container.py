@@ -134,14 +134,6 @@ def waiting_stop(world: World, container: ContainerId, grace: float) -> Backgrou
     return stop
 
 
-def test_a_later_stop_with_a_shorter_grace_wins(world: World) -> None:
-    _, container = world.running()
-    first = waiting_stop(world, container, 3600)
-    world.stop(container, 0)
-    first.done()
-    assert exit_of(world, container).message == "killed: no grace period"
-
-
 def test_a_shorter_grace_counts_from_the_later_call(world: World) -> None:
     _, container = world.running()
     first = waiting_stop(world, container, 3600)

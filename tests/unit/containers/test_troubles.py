@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fakes.journal import Crash
@@ -21,14 +19,6 @@ from virtshim.volumes.mount_script import NO_MODULE
 READ_ONLY = container_config(mounts=(Mount("/texts", "/srv/texts", readonly=True),))
 GONE = "stderr virtshim: volumes_gone: its volumes are gone: "
 PAUSED = "stderr virtshim: paused: paused by virtshim pause; virtshim resume continues it"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    world.pull()
-    yield world
-    world.close()
 
 
 def with_a_volume(world: World, *command: str) -> ContainerId:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fakes.adopted import running
 from fakes.world import World, container_config
 
 from virtshim.containers.new_record import VmUids
-from virtshim.model.errors import ResourceExhausted
+from virtshim.model.errors import ResourceExhausted, WrongState
 
 FIRST = 3_000_000_000
 
@@ -53,6 +54,20 @@ def test_when_all_uids_are_taken_the_error_names_the_setting(world: World) -> No
 def test_without_a_uid_range_vms_have_no_uids(world: World) -> None:
     with chosen(world, 0).free() as uid:
         assert uid == 0
+
+
+def test_a_vms_passt_has_a_user_id_of_its_own_which_no_later_vm_gets(world: World) -> None:
+    own = world.container(running(world)).spec
+    with chosen(world, 4).free_for(passt=True) as found:
+        assert found == (FIRST, FIRST + 1)
+    assert own.passt_uid not in (0, own.uid)
+    assert uid_of(world, "alone") not in (own.uid, own.passt_uid)
+    assert [one.spec.passt_uid for one in world.records.containers.all()] == [own.passt_uid, 0]
+
+
+def test_without_a_uid_range_there_is_no_passt(world: World) -> None:
+    with pytest.raises(WrongState, match=r"set libvirt\.vm_uids"), chosen(world, 0).free_for(passt=True):
+        pass
 
 
 def test_a_restarted_daemon_gives_out_no_uid_that_a_record_has(world: World) -> None:

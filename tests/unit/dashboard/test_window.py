@@ -7,7 +7,7 @@ import asyncio
 from virtshim.dashboard.streams import Window
 
 
-def test_reading_stops_while_the_page_falls_behind_and_goes_on_when_it_catches_up() -> None:
+def test_reading_stops_while_the_page_falls_behind_and_continues_when_it_catches_up() -> None:
     async def scenario() -> list[bool]:
         window, open_after = Window(100), []
         for step in (

@@ -131,8 +131,90 @@ def test_the_example_pod_with_hooks_and_probes_is_admitted() -> None:
     assert refusals(yaml.safe_load((DEPLOY / "pod-with-hooks.yaml").read_text())) == []
 
 
+# --- with ordinary containers beside the VM
+
+LOCAL = {"seccompProfile": {"type": "Localhost", "localhostProfile": "a"}}
+
+
+def helper(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "image": "docker.io/library/busybox", **fields}
+
+
+def shared(**changes: Any) -> dict[str, Any]:
+    """Every kind of container, and what only a VM cannot have. Injected containers look like these."""
+    spec = {
+        "runtimeClassName": "virtshim-pod",
+        "containers": [
+            {"name": "vm", "image": "virtlet.cloud/disk", "ports": [{"containerPort": 22}]},
+            helper(
+                "mesh",
+                securityContext=LOCAL,
+                ports=[{"containerPort": 53, "protocol": "UDP"}],
+                volumeMounts=[{"mountPath": "/a", "mountPropagation": "Bidirectional"}],
+                lifecycle={"postStart": {"httpGet": {"port": 80}}},
+            ),
+        ],
+        "initContainers": [
+            helper("fetch", ports=[{"containerPort": 9, "protocol": "SCTP"}]),
+            helper("agent", restartPolicy="Always"),
+            {"name": "first", "image": "virtlet.cloud/first"},
+        ],
+        "ephemeralContainers": [helper("debug"), helper("debug-mesh", targetContainerName="mesh")],
+        "securityContext": LOCAL,
+        "shareProcessNamespace": False,
+    }
+    return {"kind": "Pod", "metadata": {}, "spec": spec | changes}
+
+
+def vm(name: str = "vm", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "image": "virtlet.cloud/disk", **fields}
+
+
+SHARED_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"containers": [vm(), vm("second")]}, "a pod has one virtual machine"),
+    ({"initContainers": [vm("agent", restartPolicy="Always")]}, "a pod has one virtual machine"),
+    ({"ephemeralContainers": [helper("debug", targetContainerName="vm")]}, "leave --target out"),
+    ({"shareProcessNamespace": True}, "shareProcessNamespace"),
+    ({"containers": [vm(), helper("b", ports=[{"containerPort": 9, "protocol": "SCTP"}])]}, "SCTP"),
+    ({"hostNetwork": True}, "hostNetwork, hostPID and hostIPC"),
+    ({"hostUsers": False}, "hostUsers"),
+    ({"containers": [vm(securityContext=LOCAL)]}, "type Localhost"),
+    (
+        {"containers": [vm(volumeMounts=[{"mountPath": "/a", "mountPropagation": "Bidirectional"}])]},
+        "mountPropagation: Bidirectional",
+    ),
+    ({"containers": [vm(lifecycle={"postStart": {"httpGet": {"port": 80}}})]}, "lifecycle.postStart"),
+]
+
+
+def test_a_pod_with_containers_beside_its_vm_is_admitted() -> None:
+    assert refusals(shared()) == []
+    for kind in ("Deployment", "CronJob", "PodTemplate"):
+        assert refusals(workload(kind, shared())) == []
+    assert refusals(shared(containers=[vm()], initContainers=[])) == []
+
+
+@pytest.mark.parametrize(("changes", "why"), SHARED_REFUSED)
+def test_what_a_vm_beside_containers_cannot_have_is_refused_with_a_sentence(changes: dict[str, Any], why: str) -> None:
+    for thing in (shared(**changes), workload("Deployment", shared(**changes))):
+        (refusal,) = refusals(thing)
+        assert why in refusal
+
+
+def test_the_vm_may_be_named_by_an_annotation_too() -> None:
+    named = shared(containers=[vm("disk"), helper("fedora")])
+    assert refusals(named) == []
+    template = workload("Deployment", named)
+    for metadata in (named["metadata"], template["spec"]["template"]["metadata"]):
+        metadata["annotations"] = {"virtshim.io/vm-container": "fedora"}
+    for thing in (named, template):
+        (refusal,) = refusals(thing)
+        assert "a pod has one virtual machine" in refusal
+
+
 def test_every_rule_refuses_something() -> None:
     told = {refusal for changes, _ in REFUSED for refusal in refusals(pod(**changes))}
+    told |= {refusal for changes, _ in SHARED_REFUSED for refusal in refusals(shared(**changes))}
     assert told == {rule["message"] for rule in POLICY["spec"]["validations"]}
 
 
@@ -184,10 +266,10 @@ def test_the_policy_has_the_shape_that_the_api_server_takes() -> None:
     for validation in spec["validations"]:
         assert set(validation) == {"expression", "message"}
         assert "\n" not in validation["message"]
-    classes = [
-        one["metadata"]["name"] for one in yaml.safe_load_all((DEPLOY / "kustomize/base/runtimeclass.yaml").read_text())
-    ]
-    assert f"in {classes}" in spec["matchConditions"][1]["expression"]
+    classes = list(yaml.safe_load_all((DEPLOY / "kustomize/base/runtimeclass.yaml").read_text()))
+    assert f"in {[one['metadata']['name'] for one in classes]}" in spec["matchConditions"][1]["expression"]
+    shared = [one["metadata"]["name"] for one in classes if one["handler"] == "virtshim-pod"]
+    assert f"in {shared}" in VARIABLES["shared"]
 
 
 def test_the_policy_covers_every_kind_that_makes_pods() -> None:

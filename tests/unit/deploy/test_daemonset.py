@@ -36,7 +36,7 @@ def test_every_field_exists_in_kubernetes(document: dict[str, Any]) -> None:
     assert api.sanitize_for_serialization(read) == document
 
 
-def test_names_that_must_agree_agree() -> None:
+def test_names_that_refer_to_each_other_are_equal() -> None:
     namespace = BY_KIND["Namespace"]["metadata"]["name"]
     (subject,) = BY_KIND["ClusterRoleBinding"]["subjects"]
     assert BY_KIND["ClusterRoleBinding"]["roleRef"]["name"] == BY_KIND["ClusterRole"]["metadata"]["name"] == NAME

@@ -171,7 +171,7 @@ def test_ssh_goes_through_port_forward_with_its_own_options(kubectl: FakeKubectl
     assert kubectl.calls[-1] == ["--namespace", "default", "port-forward", "--address", "127.0.0.1", "pod/web", ":22"]
 
 
-def test_the_forward_ends_with_whoever_ends_the_proxy_command(kubectl: FakeKubectl, plugin: str) -> None:
+def test_the_forward_ends_when_either_side_ends_the_proxy_command(kubectl: FakeKubectl, plugin: str) -> None:
     kubectl.plan(**{"port-forward": {"does": "ports"}})
     with subprocess.Popen(
         [sys.executable, plugin, "stdio", "web", "22"],
@@ -321,6 +321,20 @@ def test_a_pods_problem_is_reported(
     kubectl.plan(get_pod=answer)
     done = run("console", "web", "-c", "x")
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("annotations", "is_told"),
+    [({}, False), ({"virtshim.io/on-stop": "save"}, True), ({"virtshim.io/state-volume": "/state"}, True)],
+)
+def test_a_restart_says_that_a_virtual_machine_whose_stop_saves_continues(
+    kubectl: FakeKubectl, run: Any, annotations: dict[str, str], is_told: bool
+) -> None:
+    vm = {"metadata": {"name": "db"}, "spec": {"template": {"metadata": {"annotations": annotations}}}}
+    kubectl.plan(get_virtualmachine_db=says(vm), patch_virtualmachine_db=says(vm))
+    told = run("restart", "db", "--timeout", "0").stderr
+    assert ("reboot the guest from inside" in told) is is_told
+    assert any("restartedAt" in " ".join(words) for words in kubectl.calls)
 
 
 def test_without_kubectl_the_error_says_where_to_get_it(plugin: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_function_is_bound_to_vfio_while_a_container_has_it(world: World) -> N
     assert world.records.borrowed.all() == []
 
 
-def test_a_function_without_a_driver_is_left_without_one_again(world: World) -> None:
+def test_a_function_without_a_driver_has_none_again_afterwards(world: World) -> None:
     world.outside.drivers.drivers[ADDRESS] = ""
     world.remove(make(world))
     assert driver(world) == ""
@@ -115,7 +115,7 @@ def test_an_unplugged_function_is_forgotten(world: World) -> None:
     assert world.records.borrowed.all() == []
 
 
-def test_with_binding_switched_off_no_function_is_taken_and_taken_ones_come_back(world: World) -> None:
+def test_without_devices_bind_no_function_is_taken_and_taken_functions_come_back(world: World) -> None:
     make(world)
     world.sections["devices"] = Devices(bind=False)
     again = world.recovered()

@@ -217,7 +217,7 @@ def test_the_later_directory_wins(node: Node) -> None:
     assert [one.host_path for one in node.find("intel.com/net-pci=x").nodes] == ["/dev/x"]
 
 
-def test_two_in_one_directory_are_an_error_for_that_device_alone(node: Node) -> None:
+def test_a_device_described_twice_in_one_directory_is_an_error_for_that_device_alone(node: Node) -> None:
     node.write("/etc/cdi/a.json", spec("x", "y"))
     node.write("/etc/cdi/b.json", spec("x"))
     found = node.find("intel.com/net-pci=x", "intel.com/net-pci=y")

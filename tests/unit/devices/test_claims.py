@@ -101,7 +101,7 @@ def test_a_device_of_another_pod_is_refused_with_its_name(world: World) -> None:
     assert [c.id for c in world.records.containers.all()] == [first]
 
 
-def test_of_two_pods_at_once_one_gets_the_device_and_the_other_error_names_it(world: World) -> None:
+def test_one_of_two_simultaneous_pods_gets_the_device_and_the_others_error_names_the_pod(world: World) -> None:
     sandboxes = [world.run("db"), world.run("web")]
     gate = world.journal.hold("records.containers.add")
     first = Background(lambda: make(world, sandbox=sandboxes[0]))

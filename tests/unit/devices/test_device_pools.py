@@ -147,7 +147,7 @@ def test_only_available_devices_are_preferred() -> None:
     assert preferred(TWO_NODES, ["0000:01:00.1", "not.there"], (), 2) == ("0000:01:00.1",)
 
 
-def test_of_two_equal_numa_nodes_all_devices_come_from_one() -> None:
+def test_all_devices_come_from_one_of_two_equal_numa_nodes() -> None:
     mixed = [offer(f"0000:01:00.{n}", n % 2) for n in range(6)]
     assert preferred(mixed, [one.id for one in mixed], (), 3) == ("0000:01:00.0", "0000:01:00.2", "0000:01:00.4")
 

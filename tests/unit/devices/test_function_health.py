@@ -77,7 +77,7 @@ def test_a_failed_reset_counts_until_a_reset_works(node: Node) -> None:
     assert node.trouble() == ""
 
 
-def test_while_the_database_is_unreadable_the_last_known_state_counts(node: Node) -> None:
+def test_the_last_known_state_counts_while_the_database_is_unreadable(node: Node) -> None:
     node.know(reset_failed_at=1, error="timed out")
     before = node.trouble()
     node.unreadable = True

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.devices.guest_view import (
-    guest_view_addresses,
-    guest_view_buses,
-    guest_view_environment,
-    guest_view_serials,
+    guest_addresses,
+    guest_buses,
+    guest_environment,
+    guest_serials,
     refuse_too_many_functions,
 )
 from virtshim.devices.values import (
@@ -34,13 +34,13 @@ GRANTED = GrantedDevices((ONE, UsbDevice(1, 2), MediatedDevice("6b3c3c0e-5e8a-4a
 
 
 def told(name: str, value: str, granted: GrantedDevices = GRANTED) -> str | None:
-    found = dict(guest_view_environment([(name, value.encode())], granted))
+    found = dict(guest_environment([(name, value.encode())], granted))
     return found[name].decode() if found else None
 
 
 def test_each_pci_device_has_its_own_bus_in_order() -> None:
-    assert [bus for bus, _ in guest_view_buses(GRANTED.passthrough)] == [1, 2, 3]
-    assert {str(h): str(g) for h, g in guest_view_addresses(GRANTED.passthrough).items()} == {
+    assert [bus for bus, _ in guest_buses(GRANTED.passthrough)] == [1, 2, 3]
+    assert {str(h): str(g) for h, g in guest_addresses(GRANTED.passthrough).items()} == {
         "0000:3b:00.1": "0000:01:00.0",
         "10000:e1:00.0": "0000:03:00.0",
     }
@@ -99,8 +99,8 @@ def test_json_that_is_nested_too_deeply_is_left_out() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["PCIDEVICE_A", "A", "QAT1"]), st.binary(max_size=30))))
 def test_any_bytes_are_accepted(envs: list[tuple[str, bytes]]) -> None:
-    assert set(guest_view_environment(envs, GRANTED)) <= {*envs} | {
-        (name, value) for name, value in guest_view_environment(envs, GRANTED) if name != "A"
+    assert set(guest_environment(envs, GRANTED)) <= {*envs} | {
+        (name, value) for name, value in guest_environment(envs, GRANTED) if name != "A"
     }
 
 
@@ -109,11 +109,11 @@ def block(path: str) -> BlockDevice:
 
 
 def test_a_block_device_is_found_by_its_path() -> None:
-    assert guest_view_serials([block("/dev/xvda"), block("/data")]) == ["dev-xvda", "data"]
+    assert guest_serials([block("/dev/xvda"), block("/data")]) == ["dev-xvda", "data"]
 
 
 def test_long_and_equal_names_get_a_hash() -> None:
-    first, second, third, fourth = guest_view_serials(
+    first, second, third, fourth = guest_serials(
         [block("/dev/a/b"), block("/dev/a-b"), block("/dev/disks/of/the/archive"), block("/")]
     )
     assert len({first, second, third, fourth}) == 4
@@ -123,7 +123,7 @@ def test_long_and_equal_names_get_a_hash() -> None:
 
 @given(st.lists(st.text(max_size=40).map(lambda text: f"/{text}"), unique=True, max_size=8))
 def test_serials_fit_the_device_and_differ(paths: list[str]) -> None:
-    found = guest_view_serials([block(path) for path in paths])
+    found = guest_serials([block(path) for path in paths])
     assert len(set(found)) == len(paths)
     assert all(0 < len(serial) <= 20 and serial.isascii() for serial in found)
 

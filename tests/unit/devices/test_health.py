@@ -7,7 +7,7 @@ from fakes.world import World, container_config
 from virtshim.config.settings import Devices
 from virtshim.devices.values import CriDevice, DeviceErrors
 from virtshim.metrics.family import of_container, of_pod
-from virtshim.metrics.vm_metrics import DEVICE_METRICS_CONTAINER, DEVICE_METRICS_POD
+from virtshim.metrics.vm_metrics import DEVICES_OF_CONTAINER, DEVICES_OF_POD
 from virtshim.model.errors import InternalError
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OffReason
@@ -60,7 +60,7 @@ def test_the_metrics_are_per_device(world: World) -> None:
     count(world, 1, 5)
     (use,) = world.do.usage.containers([world.container(container)])
     sandbox = world.sandbox(use.container.sandbox_id)
-    measured = of_container(DEVICE_METRICS_CONTAINER, sandbox, use)
+    measured = of_container(DEVICES_OF_CONTAINER, sandbox, use)
     assert [(one.name, one.labels[-1], one.value) for one in measured] == [
         ("virtshim_device_fatal_errors_total", ADDRESS, 1),
         ("virtshim_device_nonfatal_errors_total", ADDRESS, 5),
@@ -71,13 +71,13 @@ def test_a_vm_without_devices_has_one_sample_of_no_errors(world: World) -> None:
     container = world.create(world.run())
     world.start(container)
     (use,) = world.do.usage.containers([world.container(container)])
-    measured = of_container(DEVICE_METRICS_CONTAINER, world.sandbox(use.container.sandbox_id), use)
+    measured = of_container(DEVICES_OF_CONTAINER, world.sandbox(use.container.sandbox_id), use)
     assert {(one.labels[-1], one.value) for one in measured} == {("", 0)}
 
 
 def of_the_pod(world: World, container: ContainerId) -> dict[tuple[str, ...], int]:
     (use,) = world.do.usage.sandboxes([world.sandbox(world.container(container).sandbox_id)])
-    return {(one.name, *one.labels[6:]): one.value for one in of_pod(DEVICE_METRICS_POD, use)}
+    return {(one.name, *one.labels[6:]): one.value for one in of_pod(DEVICES_OF_POD, use)}
 
 
 def test_a_pod_shows_the_resets_of_its_devices_after_its_vm_has_ended(world: World) -> None:

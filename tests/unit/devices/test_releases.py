@@ -141,7 +141,7 @@ def test_a_pod_that_is_granted_the_device_meanwhile_gets_it_after_the_reset(worl
     assert calls.index("drivers.reset") < last_made
 
 
-def test_a_create_whose_deadline_is_too_short_for_the_reset_is_told_why(world: World) -> None:
+def test_a_create_whose_deadline_is_too_short_for_the_reset_fails_with_the_reason(world: World) -> None:
     container = with_device(world)
     sandbox = world.run("next")
     gate = world.journal.hold("drivers.reset")

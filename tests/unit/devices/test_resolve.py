@@ -449,7 +449,7 @@ def test_a_vfio_grant_without_any_device_is_logged(host: FakeSysfs) -> None:
     ]
 
 
-def test_of_two_volumes_at_one_path_the_first_counts(host: FakeSysfs) -> None:
+def test_the_first_of_two_volumes_at_one_path_counts(host: FakeSysfs) -> None:
     host.node("/dev/sdb", NodeKind.BLOCK)
     host.node("/dev/sdc", NodeKind.BLOCK)
     files = host.files()

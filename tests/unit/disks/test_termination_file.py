@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.disks.container_files import TerminationFileStore
-from virtshim.model.errors import InternalError, InvalidRequest, ShimError
+from virtshim.model.errors import InvalidRequest, ShimError
 
 UID = "0f3a"
 
@@ -28,19 +28,6 @@ def write(path: Path, message: bytes = b"the end") -> None:
     TerminationFileStore().write(str(path), UID, message)
 
 
-def test_the_message_replaces_the_files_content(file: Path) -> None:
-    file.write_bytes(b"something longer than that")
-    write(file)
-    assert file.read_bytes() == b"the end"
-
-
-def test_a_missing_file_is_not_created(file: Path) -> None:
-    file.unlink()
-    with pytest.raises(InternalError, match="No such file"):
-        write(file)
-    assert not file.exists()
-
-
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_a_link_below_the_pods_directory_is_not_followed(file: Path, tmp_path: Path, what: str) -> None:
     victim = tmp_path / "victim"
@@ -58,7 +45,7 @@ def test_a_link_below_the_pods_directory_is_not_followed(file: Path, tmp_path: P
     assert (victim / "7f").read_bytes() == b"precious"
 
 
-def test_anything_but_a_regular_file_with_one_name_is_left_alone(file: Path, tmp_path: Path) -> None:
+def test_only_a_regular_file_with_one_name_is_written(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"precious")
     file.unlink()

@@ -14,6 +14,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout
 
 CONTAINER = ContainerId("c" * 64)
+SHELLS = ["dash", "bash", "busybox sh"]
 
 
 @pytest.fixture
@@ -42,6 +43,14 @@ def make_guest(layout: Layout, guests: list[HostGuest]) -> Callable[..., HostGue
         return guests[-1]
 
     return make
+
+
+@pytest.fixture(params=SHELLS)
+def guest(request: pytest.FixtureRequest, make_guest: Callable[..., HostGuest]) -> HostGuest:
+    """The scripts keep to what these shells have in common."""
+    guest = make_guest()
+    guest.shell = request.param.split()
+    return guest
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fakes.background import Background
 from fakes.guest import Listener
+from fakes.waiting import eventually
 
 from virtshim.guest.agent_channel import AgentChannel, AgentRefused, VmEnded, whole_number
 from virtshim.guest.wait import CancellableDeadline
@@ -74,6 +75,38 @@ def answering(with_bytes: bytes) -> Script:
 
 def ask(channel: AgentChannel, seconds: float = 5.0, cancelled: threading.Event | None = None) -> object:
     return channel.ask("guest-ping", None, CancellableDeadline.after(seconds, cancelled))
+
+
+def test_a_connection_that_was_made_before_the_guest_ran_is_the_one_that_is_used(agent):
+    there, channel = agent(answering(b'{"return": {}}\n'))
+    channel.connect()
+    eventually(lambda: there.connections == 1)
+    assert there.requests == []  # nobody hears them yet
+    channel.connect()
+    assert ask(channel) == {}
+    assert there.connections == 1
+
+
+def test_a_connection_that_cannot_be_made_before_the_guest_runs_is_made_later(tmp_path):
+    channel = AgentChannel(str(tmp_path / "agent"))
+    channel.connect()
+    there = ScriptedAgent(tmp_path / "agent", answering(b'{"return": {}}\n'))
+    assert ask(channel) == {}
+    channel.close()
+    there.close()
+
+
+def test_a_connection_that_nobody_used_is_closed(agent):
+    closed = threading.Event()
+
+    def until_closed(connected: socket.socket, _seen: list[dict]) -> None:
+        assert connected.recv(1) == b""
+        closed.set()
+
+    _there, channel = agent(until_closed)
+    channel.connect()
+    channel.close()
+    assert closed.wait(5)
 
 
 def test_one_sync_serves_many_commands(agent):

@@ -28,14 +28,6 @@ def shell(script: str, **changes: object) -> GuestCommand:
     return GuestCommand(("sh", "-c", script), **{"envs": PATH} | changes)
 
 
-@pytest.fixture(params=["dash", "bash", "busybox sh"])
-def guest(request, make_guest):
-    """The scripts keep to what these shells have in common."""
-    guest = make_guest()
-    guest.shell = request.param.split()
-    return guest
-
-
 class Reader:
     def __init__(self, clients: AgentClients) -> None:
         self.clients = clients
@@ -81,7 +73,7 @@ def test_the_highest_exit_code_of_a_process_is_reported(guest, clients, reader):
     assert reader.to_the_end().code == 255
 
 
-def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one_stopped(
+def test_output_is_read_while_the_command_runs_and_other_readers_continue_where_one_stopped(
     guest, clients, reader, layout
 ):
     go = guest.run / "go"
@@ -311,5 +303,5 @@ def test_a_command_with_a_terminal_gets_its_signal_too(guest, clients, reader):
     assert b"told" in reader.seen[OUT]
 
 
-def test_signalling_without_a_command_reports_that_none_is_there(guest, clients):
+def test_signalling_a_missing_command_reports_that_it_is_missing(guest, clients):
     assert not signalled(clients, 15)

@@ -19,13 +19,6 @@ CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))
 
 
-@pytest.fixture(params=["dash", "bash", "busybox sh"])
-def guest(request, make_guest):
-    guest = make_guest()
-    guest.shell = request.param.split()
-    return guest
-
-
 class Running:
     """The command, and all that it has written."""
 

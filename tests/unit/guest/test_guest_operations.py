@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from fakes.background import Background
+from fakes.waiting import eventually
 
 from virtshim.guest.command import CommandResult, GuestCommand
-from virtshim.model.errors import DeadlineExceeded, InternalError, NotFound, Unavailable, WrongState
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, NotFound, Unavailable, WrongState
 from virtshim.model.ids import ContainerId
 
 CONTAINER = ContainerId("c" * 64)
@@ -111,6 +113,17 @@ def test_the_end_of_a_file_is_read(clients, make_guest, tmp_path: Path, size: in
 def test_the_tail_of_a_missing_file_is_empty(clients, make_guest, tmp_path: Path):
     make_guest()
     assert clients.operations.read_tail(CONTAINER, str(tmp_path / "none"), 4096, 10) == b""
+
+
+def test_a_script_is_given_up_when_its_caller_gives_up(clients, make_guest):
+    guest, gives_up = make_guest(), threading.Event()
+    ended = Background(
+        lambda: clients.operations.run_script(CONTAINER, "read line; sleep 60", (), b"data", 60, gives_up)
+    )
+    eventually(lambda: guest.running() == 1)
+    gives_up.set()
+    with pytest.raises(Aborted):
+        ended.done()
 
 
 def test_a_failed_console_resize_is_reported(clients, make_guest):

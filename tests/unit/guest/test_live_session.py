@@ -155,17 +155,6 @@ def test_a_client_that_leaves_ends_the_command(talk, make_guest, tmp_path):
         wait_until(lambda: guest.running() == 0, 20, "its ports are free")
 
 
-def test_the_end_of_the_vm_breaks_off_the_session(talk, make_guest):
-    async def client(session):
-        await until(session, b"up")
-        await asyncio.get_running_loop().run_in_executor(None, guest.close)
-        with pytest.raises(Unavailable, match="ended"):
-            await everything(session)
-
-    guest = make_guest()
-    talk("echo up; sleep 300", client)
-
-
 def test_output_from_before_the_vms_end_is_still_read(talk, make_guest):
     async def client(session):
         wait_until(lambda: len(os.listdir(guest.devices)) == 3, 20, "the command has its ports")

@@ -21,7 +21,7 @@ def test_leftovers_of_an_earlier_session_are_dropped():
     assert stream.feed(left + record("start") + b"new") == [Record("start"), b"new"]
 
 
-def test_output_goes_on_between_the_exit_and_the_end():
+def test_output_continues_between_the_exit_and_the_end():
     stream = SessionStream(TOKEN)
     assert stream.feed(record("start") + b"a" + record("exit 7") + b"b" + record("end") + b"later") == [
         Record("start"),

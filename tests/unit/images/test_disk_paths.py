@@ -103,7 +103,8 @@ def test_several_disks_of_one_image_are_separate_images(
     images.remove(pulled["one"].id.value)
     assert images.find(names["one"]) is None
     assert {image.id for image in images.all()} == {pulled["disk"].id, pulled["two"].id}
-    assert store.stored() == {pulled["disk"].digest, pulled["two"].digest, pulled["two"].tree}
+    # The trees are the same file or not, by the second in which each image was pushed.
+    assert store.stored() == {one for place in ("disk", "two") for one in (pulled[place].digest, pulled[place].tree)}
     records.close()
 
 

@@ -29,13 +29,6 @@ def test_an_empty_store_answers_before_its_directory_exists(tmp_path: Path) -> N
     store.delete(ImageDigest(f"sha256:{HEX}"))
 
 
-def test_a_deleted_file_is_gone_and_may_be_deleted_again(web, store, qcow2: bytes) -> None:
-    digest = store.fetch(web.serve("/x.qcow2", qcow2), None, NEVER).digest
-    for _ in range(2):
-        store.delete(digest)
-        assert store.stored() == frozenset()
-
-
 def test_a_sweep_removes_half_made_files_and_stale_memories_only(web, store, qcow2: bytes, tmp_path: Path) -> None:
     digest = store.fetch(web.serve("/x.qcow2", qcow2, ETag='"1"'), None, NEVER).digest
     images = tmp_path / "images"

@@ -132,9 +132,7 @@ def test_a_percent_encoded_host_that_a_proxy_might_decode_is_refused(web: Any, s
     assert len(web.seen) == 1
 
 
-def test_of_a_names_addresses_only_allowed_ones_are_used(
-    web: Any, make_store: Any, qcow2: bytes, monkeypatch: Any
-) -> None:
+def test_only_allowed_addresses_of_a_host_are_used(web: Any, make_store: Any, qcow2: bytes, monkeypatch: Any) -> None:
     port = int(web.address.rpartition(":")[2])
 
     def both(host: str, *_: object, **__: object) -> list[Any]:

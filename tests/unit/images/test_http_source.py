@@ -289,14 +289,6 @@ def test_a_cancelled_pull_ends_while_its_source_is_silent(web, store, where: str
     assert incoming() == []
 
 
-def test_a_pull_cancelled_before_it_begins_sends_no_request(web, store, qcow2: bytes) -> None:
-    cancelled = threading.Event()
-    cancelled.set()
-    with pytest.raises(DeadlineExceeded):
-        store.fetch(web.serve("/x.qcow2", qcow2), None, cancelled)
-    assert web.seen == []
-
-
 def test_connecting_can_be_cancelled(store) -> None:
     """A full backlog: the kernel drops what more comes, as a host behind a silent firewall does."""
     cancelled = threading.Event()

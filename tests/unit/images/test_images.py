@@ -16,12 +16,10 @@ from virtshim.model.errors import (
     Aborted,
     DeadlineExceeded,
     InvalidRequest,
-    NotFound,
-    PermissionRefused,
     ResourceExhausted,
 )
 from virtshim.model.ids import ImageDigest, ImageId
-from virtshim.model.image import Credentials, Image, ImageConfig
+from virtshim.model.image import Image, ImageConfig
 
 OTHER = "registry.test/vm/other:2"
 
@@ -33,16 +31,6 @@ def test_a_pulled_image_is_listed_with_tag_digest_and_size(world: World) -> None
     assert (image.size, image.virtual_size) == (6, 48)
 
 
-def test_each_pull_asks_the_source_with_its_credentials(world: World) -> None:
-    world.outside.files.publish(OTHER, b"secret disk", password="right")
-    right = Credentials(username="me", password="right")
-    world.images.pull(OTHER, right, threading.Event())
-    for wrong in (None, Credentials(username="me", password="wrong")):
-        with pytest.raises(PermissionRefused):
-            world.images.pull(OTHER, wrong, threading.Event())
-    assert world.images.find(OTHER) is not None
-
-
 def test_a_cancelled_pull_adds_no_image(world: World) -> None:
     world.outside.files.publish(OTHER, b"big disk")
     cancelled = threading.Event()
@@ -50,11 +38,6 @@ def test_a_cancelled_pull_adds_no_image(world: World) -> None:
     with pytest.raises(DeadlineExceeded):
         world.images.pull(OTHER, None, cancelled)
     assert world.images.find(OTHER) is None
-
-
-def test_an_image_that_no_source_has_is_not_found(world: World) -> None:
-    with pytest.raises(NotFound):
-        world.images.pull("registry.test/none:1", None, threading.Event())
 
 
 def test_the_same_content_under_two_names_is_one_image(world: World) -> None:
@@ -190,20 +173,6 @@ def test_one_name_in_two_spellings_is_listed_once(world: World) -> None:
     assert world.images.find("index.docker.io/library/debian:latest") == image
 
 
-def test_a_pull_by_digest_gives_no_tag(world: World) -> None:
-    digest = world.outside.files.publish(OTHER, b"other disk")
-    image = world.images.pull(f"registry.test/vm/other@{digest}", None, threading.Event())
-    assert image.tags == ()
-    assert world.images.find(f"registry.test/vm/other@{digest}") == image
-
-
-def test_an_image_is_found_by_id_prefix_tag_and_digest(world: World) -> None:
-    (image,) = world.images.all()
-    hexes = image.digest.hex
-    for reference in (image.digest.value, hexes, hexes[:8], f"sha256:{hexes[:8]}", IMAGE, image.repo_digests[0]):
-        assert world.images.find(reference) == image, reference
-
-
 def test_an_absent_image_is_not_found_and_a_malformed_name_is_an_error(world: World) -> None:
     assert world.images.find("registry.test/none") is None
     with pytest.raises(InvalidRequest):
@@ -278,15 +247,6 @@ def test_a_pinned_image_cannot_be_removed_meanwhile(world: World) -> None:
         assert not removed.wait(0.05)
     thread.join()
     assert world.images.all() == []
-
-
-def test_parallel_pulls_of_one_image_list_it_once(world: World) -> None:
-    threads = [threading.Thread(target=world.pull, args=(OTHER, b"other disk")) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [image.tags for image in world.images.all()] == [(IMAGE,), (OTHER,)]
 
 
 def test_a_record_that_cannot_be_written_fails_the_pull(world: World) -> None:

@@ -22,7 +22,7 @@ prefix: prod
 translations:
 - name: image1
   url: https://images.example/image1.qcow2
-- regex: '^linux/(\\d+\\.\\d+)'
+- regexp: '^linux/(\\d+\\.\\d+)'
   url: http://images.example/linux-$1.qcow2
   transport: slow
 - regex: 'both/(?P<what>\\w+)/(x)?'
@@ -161,7 +161,9 @@ def test_a_name_without_a_matching_rule_is_not_translated(name: str) -> None:
         ("translations: x", "not a list"),
         ("translations: [x]", "entry 1 of translations must be a mapping"),
         ("translations: [{url: x}]", "either a name or a regex"),
-        ("translations: [{name: a, regex: a, url: x}]", "either a name or a regex"),
+        ("translations: [{name: a, regex: a, url: x}]", "either a name or a regexp"),
+        ("translations: [{name: a, regexp: a, url: x}]", "either a name or a regexp"),
+        ("translations: [{regex: a, regexp: a, url: x}]", "either a name or a regexp"),
         ("translations: [{name: a}]", "no url"),
         ("translations: [{regex: '(', url: x}]", "bad regex"),
         ("translations: [{name: a, url: x, transport: t}]", "transport 't'"),

@@ -374,7 +374,7 @@ def test_a_manifest_that_is_no_json_or_too_long_is_refused(web, fake_registry, p
 @pytest.mark.parametrize(
     "config", [{"rootfs": []}, {"rootfs": {}}, {"rootfs": {"diff_ids": []}}, {"rootfs": {"diff_ids": [7]}}]
 )
-def test_an_artifact_is_told_from_an_image(fake_registry, pull, make_tar, config: Any) -> None:
+def test_an_artifact_is_distinguished_from_an_image(fake_registry, pull, make_tar, config: Any) -> None:
     layer = fake_registry.blob("a", make_tar({"disk/x": OTHER}))
     described = fake_registry.blob("a", json.dumps(config).encode())
     fake_registry.document("a", "latest", {"schemaVersion": 2, "config": described, "layers": [layer]})

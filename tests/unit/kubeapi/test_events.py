@@ -157,7 +157,7 @@ def test_an_absent_server_is_given_up_after_ten_minutes_and_delays_nothing(
     assert {one["message"] for one in taken.documents} <= {"it is gone 0", "it is gone 1"}
 
 
-def test_more_events_than_may_wait_push_out_the_oldest_and_that_is_logged_once(
+def test_a_full_queue_drops_the_oldest_event_and_logs_this_once(
     api: Api, make: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
     clock.held = True

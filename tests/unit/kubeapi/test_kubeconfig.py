@@ -1,7 +1,6 @@
 """Which fields of a kubeconfig are used; all others are refused and not ignored."""
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,18 @@ import yaml
 from fakes.apiserver import Api, data, kubeconfig
 
 from virtshim.kubeapi.asking import get
-from virtshim.kubeapi.kubeconfig import access
+from virtshim.kubeapi.kubeconfig import access, access_in_cluster
 from virtshim.model.errors import InvalidRequest
 
 VERSION = "/prefix/version"
 TOKEN = {"token": "secret"}
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    api = Api(tmp_path_factory.mktemp("api"))
-    yield api
-    api.close()
-
-
 @pytest.fixture
-def api(running: Api) -> Api:
-    running.answers = {VERSION: {"major": "1"}}
-    running.asked.clear()
-    return running
+def api(apiserver: Api) -> Api:
+    apiserver.answers = {VERSION: {"major": "1"}}
+    apiserver.asked.clear()
+    return apiserver
 
 
 def refusal(path: str) -> str:
@@ -131,7 +123,7 @@ def test_a_user_in_the_address_is_refused_and_not_shown(api: Api, tmp_path: Path
 
 @pytest.mark.parametrize("end", ["?x=1", "#x"])
 def test_an_address_with_more_than_a_path_is_refused(api: Api, tmp_path: Path, end: str) -> None:
-    assert "is no https address" in refusal(kubeconfig(api, tmp_path, TOKEN, server=f"https://127.0.0.1/{end}"))
+    assert "is not an https address" in refusal(kubeconfig(api, tmp_path, TOKEN, server=f"https://127.0.0.1/{end}"))
 
 
 def test_the_server_must_have_the_name_in_tls_server_name(api: Api, tmp_path: Path) -> None:
@@ -141,3 +133,23 @@ def test_the_server_must_have_the_name_in_tls_server_name(api: Api, tmp_path: Pa
     with pytest.raises(OSError, match=r"another\.example"):
         get(access(path), "/version")
     assert [path for path, _, _ in api.asked] == [VERSION]
+
+
+def test_a_pod_uses_its_service_account(tmp_path: Path) -> None:
+    api = Api(tmp_path)
+    try:
+        (tmp_path / "ca.crt").write_bytes(api.certificate.read_bytes())
+        (tmp_path / "token").write_text("secret\n")
+        port = str(api.server.server_address[1])
+        found = access_in_cluster(
+            {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, str(tmp_path)
+        )
+        api.answers["/version"] = {"major": "1"}
+        assert get(found, "/version").document == {"major": "1"}
+    finally:
+        api.close()
+
+
+def test_a_program_outside_of_a_cluster_needs_a_kubeconfig() -> None:
+    with pytest.raises(InvalidRequest, match="name a kubeconfig"):
+        access_in_cluster({})

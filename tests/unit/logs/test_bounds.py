@@ -133,7 +133,7 @@ def test_the_raw_log_stays_limited_while_the_log_cannot_be_written(
     assert text.endswith(lines(8_192, 100_000 - 8_192))
 
 
-def test_of_an_ended_guests_backlog_beginning_and_end_are_written(machine: Any, tail: Tail, vm: Any) -> None:
+def test_the_beginning_and_end_of_an_ended_guests_backlog_are_written(machine: Any, tail: Tail, vm: Any) -> None:
     machine.says(vm, lines(30_000) + b"Powering off.")
     tail.finish()
     assert machine.log_path(vm).stat().st_size < 5 * MIB

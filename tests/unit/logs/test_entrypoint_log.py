@@ -43,21 +43,13 @@ def test_streams_are_labelled_and_unfinished_lines_are_marked(logs: EntrypointLo
     assert contents(log) == ["stdout F one", "stdout P ha", "stderr F bad", "stdout F lf"]
 
 
-def test_the_read_position_survives_the_process(logs: EntrypointLogFiles, layout: Layout, tmp_path: Path) -> None:
-    assert logs.read_to(CONTAINER) == OutputPosition()
-    logs.open(CONTAINER, "")
-    logs.write(CONTAINER, (), THERE)
-    logs.close()
-    assert EntrypointLogFiles(layout, FakeClock()).read_to(CONTAINER) == THERE
-
-
 def test_an_unreadable_position_is_an_error_and_not_the_beginning(logs: EntrypointLogFiles, layout: Layout) -> None:
     Path(layout.container_dir(CONTAINER), "command.pos").write_text("[{")
     with pytest.raises(ShimError, match="cannot be read from"):
         logs.read_to(CONTAINER)
 
 
-def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: EntrypointLogFiles, tmp_path: Path) -> None:
+def test_a_renamed_log_is_complete_and_a_new_one_continues(logs: EntrypointLogFiles, tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     logs.open(CONTAINER, str(log))
     logs.write(CONTAINER, (Output(OUT, b"old\n"),), THERE)

@@ -113,7 +113,7 @@ def test_finishing_a_console_that_is_not_open_is_no_error(machine: Any, logs: Co
     logs.finish(machine.container(7))
 
 
-def test_open_after_finish_goes_on(machine: Any, opened: Any, logs: ConsoleLogs) -> None:
+def test_opening_after_finish_continues(machine: Any, opened: Any, logs: ConsoleLogs) -> None:
     vm = opened()
     machine.says(vm, b"one\n")
     logs.finish(vm)
@@ -304,7 +304,7 @@ def test_without_inotify_consoles_are_still_followed(
         eventually(lambda number=number: machine.text(vm) == b"seen\n" * (number + 1))
 
 
-def test_lost_inotify_events_are_made_up_for(
+def test_output_is_followed_even_if_inotify_events_are_lost(
     machine: Any, opened: Any, eventually: Eventually, monkeypatch: Any
 ) -> None:
     vm = opened()
@@ -313,7 +313,9 @@ def test_lost_inotify_events_are_made_up_for(
     eventually(lambda: machine.text(vm) == b"seen\n")
 
 
-def test_close_stops_and_an_open_elsewhere_continues(machine: Any, make_logs: Any, eventually: Eventually) -> None:
+def test_close_stops_and_an_open_in_another_process_continues(
+    machine: Any, make_logs: Any, eventually: Eventually
+) -> None:
     vm = machine.container()
     first = make_logs()
     first.open(vm, str(machine.log_path(vm)))
@@ -333,7 +335,7 @@ def test_close_stops_and_an_open_elsewhere_continues(machine: Any, make_logs: An
 
 def test_closing_gives_back_every_descriptor_and_thread(machine: Any, make_logs: Any, eventually: Eventually) -> None:
     opened = OpenedSince()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     logs = make_logs()
     for number in range(20):
         vm = machine.container(number)
@@ -343,7 +345,7 @@ def test_closing_gives_back_every_descriptor_and_thread(machine: Any, make_logs:
         logs.finish(machine.container(number))
     logs.close()
     assert opened.count() == 0
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_many_threads_open_and_finish(machine: Any, logs: ConsoleLogs) -> None:
@@ -363,7 +365,7 @@ def test_many_threads_open_and_finish(machine: Any, logs: ConsoleLogs) -> None:
         assert machine.text(machine.container(number)) == b"".join(b"turn %d\n" % turn for turn in range(5))
 
 
-def test_a_thousand_consoles(machine: Any, make_logs: Any, eventually: Eventually) -> None:
+def test_a_thousand_consoles_are_followed_at_once(machine: Any, make_logs: Any, eventually: Eventually) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 6000:
         pytest.skip("needs 6000 open files")
@@ -401,7 +403,7 @@ sys.stdin.read()
 """
 
 
-def test_a_real_kill_neither_loses_nor_doubles(machine: Any, make_logs: Any, eventually: Eventually) -> None:
+def test_a_real_kill_neither_loses_nor_repeats_output(machine: Any, make_logs: Any, eventually: Eventually) -> None:
     vm = machine.container()
     log = machine.log_path(vm)
     chance = random.Random(1)

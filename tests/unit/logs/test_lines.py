@@ -70,7 +70,7 @@ def test_timestamps_have_nine_digits_and_a_zone(nanoseconds: int, text: bytes) -
         (b"a" * LIMIT + b"\r", [(b"P", b"a" * LIMIT), (b"P", b"\r")]),
     ],
 )
-def test_lines(text: bytes, lines: list[tuple[bytes, bytes]]) -> None:
+def test_output_is_cut_into_lines_however_it_arrives(text: bytes, lines: list[tuple[bytes, bytes]]) -> None:
     assert cut(text) == lines
     assert cut(*(text[at : at + 1] for at in range(len(text)))) == lines
 

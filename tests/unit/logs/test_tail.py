@@ -72,7 +72,7 @@ def test_a_turn_reads_a_limited_amount(machine: Any, opened: Any, vm: Any) -> No
     assert len(machine.text(vm)) == 500_100
 
 
-def test_finish_writes_everything_and_the_rest_as_partial(machine: Any, opened: Any, vm: Any) -> None:
+def test_finish_writes_everything_and_an_unfinished_line_as_partial(machine: Any, opened: Any, vm: Any) -> None:
     tail = opened()
     machine.says(vm, b"z" * 1000 + b"\n" + b"y" * 500_000 + b"\nthe end\r")
     tail.finish()
@@ -88,7 +88,7 @@ def test_finish_without_a_raw_log_is_no_error(machine: Any, opened: Any, vm: Any
     assert machine.text(vm) == b""
 
 
-def test_closing_and_opening_again_goes_on(machine: Any, opened: Any, vm: Any) -> None:
+def test_opening_again_after_a_close_continues(machine: Any, opened: Any, vm: Any) -> None:
     for part in (b"one\ntw", b"o\nthr", b"ee\n"):
         machine.says(vm, part)
         tail = opened()
@@ -113,7 +113,9 @@ def test_a_record_older_than_the_log_cuts_the_log_back(machine: Any, opened: Any
     assert machine.text(vm) == b"one\ntwo\nthree\n"
 
 
-def test_after_a_flush_the_record_stands_inside_the_line(machine: Any, opened: Any, vm: Any, hand_clock: Any) -> None:
+def test_after_a_flush_the_saved_position_is_inside_the_line(
+    machine: Any, opened: Any, vm: Any, hand_clock: Any
+) -> None:
     machine.says(vm, b"login: ")
     tail = opened()
     hand_clock.at = tail.turn().due
@@ -410,7 +412,7 @@ chunks = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(data=chunks, writes=st.integers(0, 5), share=st.sampled_from([0.0, 0.3, 1.0]), pause=st.booleans())
-def test_a_kill_at_any_write_neither_loses_nor_doubles(
+def test_a_kill_at_any_write_neither_loses_nor_repeats_output(
     tmp_path_factory: pytest.TempPathFactory,
     machine: Any,
     hand_clock: Any,

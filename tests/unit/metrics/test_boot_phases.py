@@ -116,6 +116,37 @@ def test_the_agents_port_shows_when_the_agent_is_up(world: World) -> None:
     assert dict(guest_phases(world, sandbox)) == {"firmware": 7, "agent": 7}
 
 
+def test_the_agents_phase_ends_though_nobody_asks_the_agent_anything(world: World) -> None:
+    sandbox, container = world.running()
+    boots, clock, vms = world.app.starts.boots, world.outside.clock, world.outside.vms
+    clock.advance(3)
+    boots.look()
+    assert ("agent", None) in guest_phases(world, sandbox)
+    vms.with_agent.add(world.domain(container))
+    vms.why_not = "libvirt is restarted"
+    clock.advance(2)
+    boots.look()
+    assert ("agent", None) in guest_phases(world, sandbox)
+    vms.why_not = ""
+    clock.advance(2)
+    boots.look()
+    assert dict(guest_phases(world, sandbox)) == {"firmware": 7, "agent": 7}
+
+
+def test_the_longer_a_guest_has_no_agent_the_more_rarely_it_is_looked_for(world: World) -> None:
+    sandbox, container = world.running()
+    boots, clock = world.app.starts.boots, world.outside.clock
+    clock.advance(800)
+    boots.look()
+    world.outside.vms.with_agent.add(world.domain(container))
+    clock.advance(90)
+    boots.look()
+    assert ("agent", None) in guest_phases(world, sandbox)
+    clock.advance(11)
+    boots.look()
+    assert ("agent", 901) in guest_phases(world, sandbox)
+
+
 def test_the_boot_phases_end_with_the_vm(world: World) -> None:
     sandbox, container = world.running()
     world.stop(container)

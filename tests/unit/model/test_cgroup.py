@@ -33,7 +33,7 @@ def test_a_parent_is_a_path_or_a_slice(given: str, path: str) -> None:
     ["kubepods", "../x", "/a/../b", "/a//b", "/a/./b", "/a\nb", "/a\0b", "a-.slice", "a--b.slice", "x/y.slice", "/" + "a" * 3000,
      "/kubepods/" + "ä" * 128],
 )  # fmt: skip
-def test_other_parents_are_refused_and_the_field_is_named(bad: str) -> None:
+def test_a_parent_that_is_no_cgroup_is_refused_and_the_field_is_named(bad: str) -> None:
     with pytest.raises(InvalidRequest, match=r"config\.linux\.cgroup_parent"):
         parent_path(bad)
 

@@ -106,7 +106,7 @@ def test_the_default_registry_need_not_be_written(text: str, short: str) -> None
     ("text", "is_id"),
     [(D, True), ("a" * 64, True), ("sha256:abcd", True), ("abcd", False), ("a" * 63, False), ("sha256:", False)],
 )
-def test_text_that_can_only_be_an_id_is_not_taken_for_a_name(text: str, is_id: bool) -> None:
+def test_text_that_can_only_be_an_id_is_recognised_as_an_id(text: str, is_id: bool) -> None:
     assert looks_like_id(text) is is_id
 
 
@@ -147,7 +147,7 @@ def test_a_name_wins_over_an_id_prefix() -> None:
     assert find_image([image("ab"), named], "abab") is named
 
 
-def test_of_two_spellings_the_exact_one_wins_then_the_later_pull() -> None:
+def test_an_exact_spelling_wins_and_then_the_later_pull() -> None:
     old, new = image("1", "docker.io/library/x:latest", pulled_at=1), image("2", "docker.io/x:latest", pulled_at=2)
     assert find_image([new, old], "docker.io/library/x") is old
     assert find_image([old, new], "x") is new

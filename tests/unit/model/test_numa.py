@@ -69,7 +69,7 @@ def test_every_way_in_which_kubelet_gives_exclusive_cpus_works(resources: Resour
         pytest.param({}, dataclasses.replace(FOUR, page_bytes=GIB), id="less than a page for each"),
     ],
 )
-def test_anything_else_is_one_node(changes: dict[str, object], size: VmSize) -> None:
+def test_a_guest_sees_one_numa_node_in_all_other_cases(changes: dict[str, object], size: VmSize) -> None:
     assert cells(dataclasses.replace(SPANNING, **changes), size) == ()
 
 

@@ -208,7 +208,7 @@ def test_a_resize_below_what_a_guest_needs_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("limit", "overhead", "missing"), [(100, 64, 0), (64, 64, 0), (32, 64, 32)])
-def test_a_guest_of_huge_pages_has_the_memory_limit_for_qemu_and_needs_no_more_the_larger_it_is(
+def test_the_memory_limit_of_a_guest_in_huge_pages_is_for_qemu_alone_whatever_the_guests_size(
     limit: int, overhead: int, missing: int
 ) -> None:
     asked = Resources(memory_limit_bytes=limit * MIB, hugepage_limits={"2MB": 64 * GIB})

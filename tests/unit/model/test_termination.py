@@ -15,7 +15,7 @@ def test_the_termination_file_is_the_mount_that_kubelet_names(path: str) -> None
 
 
 @pytest.mark.parametrize("path", ["", "/dev/other", "dev/termination-log", "/dev/termination-log\n", "/dev/\0"])
-def test_without_that_mount_there_is_no_termination_file(path: str) -> None:
+def test_a_container_without_kubelets_mount_has_no_termination_file(path: str) -> None:
     assert termination_file({PATH_ANNOTATION: path}, MOUNTS) is None
 
 

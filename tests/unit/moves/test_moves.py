@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT, Crash
 from fakes.moving import DISK, NAMED, Node, two_nodes
 from fakes.waiting import eventually
 
@@ -32,6 +36,14 @@ def expected(there: Node, number: int = 1):
     return there.create(number, FROM_HERE, content=b"a new disk")
 
 
+def arrived(there: Node):
+    """The replacement pod's container, when the guest runs in it."""
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    return new
+
+
 def runs_here_alone(here: Node, container, there: Node, other) -> bool:
     return here.power(container) is Power.RUNNING and there.power(other) is not Power.RUNNING
 
@@ -39,9 +51,7 @@ def runs_here_alone(here: Node, container, there: Node, other) -> bool:
 def test_the_guest_runs_on_the_other_node_with_its_disk(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    new = arrived(there)
     assert there.power(new) is Power.RUNNING
     assert there.disk.read_bytes() == DISK_BYTES
     assert there.world.outside.vms.domains[there.world.domain(new)].boots == 0
@@ -51,9 +61,7 @@ def test_the_guest_runs_on_the_other_node_with_its_disk(nodes):
 def test_the_container_on_the_first_node_runs_until_its_pod_is_deleted(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    arrived(there)
     eventually(lambda: here.power(old) is Power.OFF)
     here.world.app.events.changed(here.world.domain(old))
     assert here.phase(old) is ContainerPhase.RUNNING
@@ -67,9 +75,7 @@ def test_the_container_on_the_first_node_runs_until_its_pod_is_deleted(nodes):
 def test_a_reboot_ends_the_container_of_a_guest_that_has_moved(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    arrived(there)
     eventually(lambda: here.power(old) is Power.OFF)
     here.restart(rebooted=True)
     ended = here.world.container(old).exit
@@ -80,9 +86,7 @@ def test_a_reboot_ends_the_container_of_a_guest_that_has_moved(nodes):
 def test_the_first_node_keeps_no_disk_and_refuses_pods_that_do_not_name_the_other_node(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    arrived(there)
     eventually(lambda: DISK not in here.world.outside.disks.pod_disks)
     here.world.stop(old, 30)
     here.world.remove_sandbox(here.world.container(old).sandbox_id)
@@ -93,9 +97,7 @@ def test_the_first_node_keeps_no_disk_and_refuses_pods_that_do_not_name_the_othe
 def test_a_guest_comes_back(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    new = arrived(there)
     eventually(lambda: here.power(old) is Power.OFF)
     here.world.stop(old, 30)
     here.world.remove_sandbox(here.world.container(old).sandbox_id)
@@ -110,9 +112,7 @@ def test_a_guest_comes_back(nodes):
 def test_a_pod_that_names_a_node_starts_a_vm_that_is_here_already(nodes):
     here, there = nodes
     here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    new = arrived(there)
     there.world.stop(new, 30)
     again = there.create_in(there.world.container(new).sandbox_id, attempt=1)
     there.world.start(again)
@@ -203,6 +203,32 @@ def test_a_daemon_that_is_started_again_ends_an_arrival_that_was_under_way(nodes
     assert runs_here_alone(here, old, there, new)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the node
+def test_a_first_node_that_loses_its_power_before_its_decision_boots_the_guest_from_its_disk(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    is_dead = threading.Event()
+
+    def die(name: str) -> None:
+        if name == "streams.send" or is_dead.is_set():
+            is_dead.set()
+            raise Crash(name)
+
+    here.world.journal.on_call = die
+    there.world.start(new)
+    assert is_dead.wait(WAIT_LIMIT)
+    here.stop_serving()
+    here.world.journal.on_call = lambda _: None
+    here.restart(rebooted=True)
+    there.until_ended(new)
+    assert DISK not in there.world.outside.disks.pod_disks, "what has arrived is discarded"
+    again = here.create(2)
+    here.world.start(again)
+    assert here.power(again) is Power.RUNNING
+    assert here.disk.read_bytes() == DISK_BYTES
+
+
 def test_a_first_node_that_is_killed_after_its_decision_ends_its_qemu(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
@@ -249,9 +275,7 @@ def test_a_pod_without_the_annotation_gives_a_failed_move_up(nodes):
 def test_nobody_can_use_a_guest_that_has_moved(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
-    new = expected(there)
-    there.world.start(new)
-    there.until_here(new)
+    arrived(there)
     eventually(lambda: here.power(old) is Power.OFF)
     with pytest.raises(WrongState, match="has moved to node there"):
         here.world.app.operator.services.actions.pause(here.world.container(old))
@@ -291,6 +315,14 @@ def test_a_node_that_cannot_be_reached_makes_the_pod_wait(nodes):
     assert not there.world.records.sandboxes.all()
 
 
+def test_a_node_that_serves_no_others_can_take_a_vm(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    there.stop_serving()
+    new = arrived(there)
+    assert there.power(new) is Power.RUNNING
+
+
 def test_a_node_without_a_certificate_says_so(tmp_path):
     with two_nodes(tmp_path) as (here, there):
         here.run(DISK_BYTES)
@@ -298,3 +330,86 @@ def test_a_node_without_a_certificate_says_so(tmp_path):
         there.restart()
         with pytest.raises(WrongState, match=r"peers\.certificate"):
             there.create(1, FROM_HERE)
+
+
+def test_a_guest_whose_writes_qemu_could_miss_is_paused_before_its_memory_is_copied(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    here.world.outside.memory_streams.finds_all_writes = False
+    here.world.journal.forget()
+    arrived(there)
+    calls = here.world.journal.calls
+    assert calls.index("vms.pause") < calls.index("streams.send")
+
+
+def test_the_rest_of_the_disk_goes_beside_the_memory_of_a_guest_that_is_paused(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    here.world.outside.memory_streams.finds_all_writes = False
+    written = b"written a moment before the guest stood still"
+
+    def called(name: str) -> None:
+        steps.append(name)
+        if name == "vms.pause":
+            here.disk.write_bytes(written)
+
+    steps: list[str] = []
+    here.cut = lambda way, told: steps.append("disk") if way == "send" and "blocks" in told else False
+    here.world.journal.on_call = called
+    arrived(there)
+    assert there.disk.read_bytes() == written
+    last = len(steps) - 1 - steps[::-1].index("disk")
+    assert steps.index("streams.send") < last < steps.index("streams.go_on")
+
+
+def test_all_of_a_disk_is_durable_before_the_first_node_hears_that_it_has_arrived(nodes, monkeypatch):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    steps: list[str] = []
+    new = expected(there)
+
+    def noted(call: Callable[..., Any], step: str) -> Callable[..., Any]:
+        def made(file: int, *more: Any) -> Any:
+            found = call(file, *more)
+            if os.path.samefile(f"/proc/self/fd/{file}", there.disk):
+                steps.append(step)
+            return found
+
+        return made
+
+    monkeypatch.setattr(os, "pwrite", noted(os.pwrite, "write"))
+    monkeypatch.setattr(os, "fsync", noted(os.fsync, "sync"))
+
+    def hear(way: str, told: Mapping[str, Any]) -> bool:
+        if "memory" in told:
+            here.disk.write_bytes(DISK_BYTES + b"written while the memory was copied")
+        if "arrived" in told:
+            steps.append("arrived")
+        return False
+
+    here.cut = hear
+    there.world.start(new)
+    there.until_here(new)
+    until_arrived = steps[: steps.index("arrived")]
+    assert until_arrived.count("write") > 1
+    assert until_arrived[-1] == "sync"
+
+
+def test_the_disks_header_is_checked_while_qemu_still_reads_the_memory(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    arrived(there)
+    calls = there.world.journal.calls
+    assert calls.index("vms.accept_disks") < calls.index("streams.state")
+
+
+def test_a_guest_is_paused_only_when_the_other_node_waits_for_its_memory(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    here.world.outside.memory_streams.finds_all_writes = False
+    heard: list[str] = []
+    here.cut = lambda way, told: heard.append(str(told.get("do"))) if way == "receive" else False
+    before: list[list[str]] = []
+    here.world.journal.on_call = lambda name: name == "vms.pause" and before.append(list(heard))
+    arrived(there)
+    assert "memory" in before[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,16 @@ import pytest
 from fakes.background import Background
 from fakes.journal import Crash, When
 from fakes.moving import DISK, NAMED, Node, two_nodes
+from fakes.node_certificates import ClusterCa
 from fakes.waiting import eventually
 
 from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, WrongState
 from virtshim.model.sandbox import vm_disk_name
 from virtshim.model.vm import Power
+from virtshim.peers.client import PeerClient
 from virtshim.peers.ports import PeerLink
+from virtshim.system.live import Live
 
 FROM_HERE = {**NAMED, "virtshim.io/restore-from": "here"}
 FROM_THERE = {**NAMED, "virtshim.io/restore-from": "there"}
@@ -188,6 +193,21 @@ def test_a_stop_breaks_off_a_move_that_takes_long_and_the_guest_shuts_down(nodes
     assert (ended.code, ended.message) == (143, "the guest shut down because the container was stopped")
 
 
+def test_a_stop_breaks_off_a_move_whose_memory_nobody_takes(nodes):
+    here, there = nodes
+    old = here.run(b"")
+    with there.world.outside.peers.connect("here", 5) as link:
+        link.send({"do": "move", "move": "0" * 32, **NAME}, 5)
+        link.receive(10)
+        link.send({"ready": True}, 5)
+        while "memory" not in (told := link.receive(10)):
+            assert told["blocks"] == []
+            with open("/dev/null", "wb") as nowhere:
+                link.receive_file(nowhere.fileno(), 0, 10)
+        assert Background(lambda: here.world.stop(old, 30)).ended_within(5)
+    assert here.world.container(old).exit.code == 143
+
+
 def test_more_moves_to_a_node_than_it_has_connections_for_are_refused_before_they_begin(nodes):
     here, there = nodes
     names = ("a", "b", "c")
@@ -236,7 +256,7 @@ def test_a_vm_that_did_not_arrive_leaves_nothing(nodes):
     eventually(lambda: runs_on(here, old))
 
 
-def test_a_guest_whose_arrival_could_not_be_recorded_at_once_goes_on_as_itself(nodes):
+def test_a_guest_whose_arrival_could_not_be_recorded_at_once_continues_as_itself(nodes):
     here, there = nodes
     old = here.run(DISK_BYTES)
     new = expected(there)
@@ -331,6 +351,32 @@ def test_other_pods_do_not_wait_for_a_node_that_is_slow_to_answer(nodes):
     creating.done()
 
 
+def test_a_certificate_that_expires_during_a_move_ends_it_and_the_guest_runs_on(tmp_path):
+    """The memory has a connection of its own."""
+    ca = ClusterCa(tmp_path)
+    with two_nodes(tmp_path, ca) as (here, there):
+        old = here.run(DISK_BYTES)
+        new = expected(there)
+        place = Path(there.files.certificate).parent
+
+        def expire(_told) -> None:
+            ca.node("there", into=place, lasts=4)
+            over = time.monotonic() + 4
+            with there.world.outside.peers.connect("here", 5):
+                pass  # it is good now
+            eventually(lambda: time.monotonic() > over)
+
+        when(here, lambda _, told: told.get("do") == "move", expire)
+        there.world.start(new)
+        there.until_ended(new)
+        assert "certificate" in there.world.container(new).exit.message
+        eventually(lambda: runs_on(here, old))
+        ca.node("there", into=place)
+        again = there.create_in(there.world.container(new).sandbox_id, attempt=1, content=b"")
+        there.world.start(again)
+        there.until_here(again)
+
+
 # --- a taken-over node
 
 
@@ -365,6 +411,7 @@ def test_a_state_as_long_as_a_message_does_not_make_the_record_unreadable(nodes)
     "macs",
     [
         {"eth0": "x" * 900_000},
+        {"eth0": "ff:ff:ff:ff:ff:ff"},
         {f"eth{number}": "02:00:00:00:00:01" for number in range(10_000)},
         {"e" * 900_000: "02:00:00:00:00:01"},
     ],
@@ -428,6 +475,68 @@ def test_a_disk_without_an_end_is_refused(nodes):
     there.world.start(new)
     there.until_ended(new)
     assert "sent the disk more than" in there.world.container(new).exit.message
+
+
+def test_memory_that_trickles_ends_the_move_and_the_guest_runs_on(nodes, monkeypatch):
+    monkeypatch.setattr("virtshim.moves.receiving.LONGEST_MEMORY", 0.5)
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+
+    def trickle(link: PeerLink, asked: dict[str, Any]) -> None:
+        read, write = os.pipe()
+        slowly = Background(lambda: [os.write(write, b"x") for _ in iter(lambda: not cut.wait(0.01), False)])
+        try:
+            link.send_file(read, 30)
+        finally:
+            cut.set()
+            slowly.done()
+            os.close(read)
+            os.close(write)
+
+    cut = threading.Event()
+    take_over(here, memory=trickle)
+    there.world.start(new)
+    there.until_ended(new)
+    assert "is too slow" in there.world.container(new).exit.message
+    eventually(lambda: runs_on(here, old))
+
+
+def test_memory_without_an_end_is_refused_and_the_guest_runs_on(nodes, monkeypatch):
+    monkeypatch.setattr("virtshim.moves.receiving.MOST_MEMORY", 8 << 20)
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+
+    real = here.world.app.sending.handlers["memory"]
+
+    class Endless:
+        def __init__(self, link: PeerLink) -> None:
+            self.peer, self.close, self._link = link.peer, link.close, link
+
+        def send_file(self, source: int, idle: float) -> int:
+            with open("/dev/zero", "rb") as zeros:
+                return self._link.send_file(zeros.fileno(), idle)
+
+    take_over(here, memory=lambda link, asked: real(Endless(link), asked))
+    there.world.start(new)
+    there.until_ended(new)
+    assert "a file of more than" in there.world.container(new).exit.message
+    eventually(lambda: runs_on(here, old))
+
+
+def test_only_the_node_that_a_guest_has_moved_to_hears_that_it_has(tmp_path):
+    ca = ClusterCa(tmp_path)
+    with two_nodes(tmp_path, ca) as (here, there):
+        moves: list[str] = []
+        when(here, lambda _, told: told.get("do") == "move", lambda told: moves.append(told["move"]))
+        moved(here, there)
+        answers = []
+        for name in ("there", "another"):
+            with PeerClient(ca.node(name), Live({"here": here.address})).connect("here", 5) as link:
+                link.send({"do": "outcome", "move": moves[0], **NAME}, 5)
+                answers.append(link.receive(10)["outcome"])
+        assert answers == ["yes", "no"]
 
 
 # --- kills

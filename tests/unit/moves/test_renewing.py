@@ -9,6 +9,7 @@ import pytest
 from fakes.background import Background
 from fakes.journal import Crash, When
 from fakes.lasting import logged, memory, pod, running, state_of, steps_of, vm
+from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.guest.operation import Outcome
@@ -25,7 +26,7 @@ def renew(world: World, container: ContainerId) -> Outcome:
     return world.app.operator.services.actions.renew(world.container(container))
 
 
-def test_the_guest_continues_in_a_new_qemu_and_its_container_goes_on(world: World) -> None:
+def test_the_guest_continues_in_a_new_qemu_and_its_container_continues(world: World) -> None:
     container = running(world)
     before = world.container(container)
     assert renew(world, container).changed
@@ -147,7 +148,9 @@ def test_a_stop_without_time_ends_the_vm_although_it_is_being_renewed(world: Wor
     gate = world.journal.hold("saved_vms.flush")
     renewing = Background(lambda: renew(world, container))
     gate.wait()
+    ended_before = world.journal.count("vms.destroy")
     stopping = Background(lambda: world.stop(container, 0))
+    eventually(lambda: world.journal.count("vms.destroy") > ended_before)
     gate.open()
     stopping.done()
     with contextlib.suppress(ShimError):

@@ -15,7 +15,6 @@ from fakes.lasting import memory, pod, running, state_of, vm
 from fakes.world import World, container_config, pod_key, sandbox_config
 
 from virtshim.containers.operate import VmActions
-from virtshim.guest.command import CommandResult
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.model.container import ContainerPhase, Exit, ExitReason, Resources
 from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, ResourceExhausted, ShimError, Unavailable
@@ -138,11 +137,11 @@ def test_a_silent_agent_does_not_use_up_the_grace_period(world: World, grace: in
     container = running(world)
     clock = world.outside.clock
 
-    def silent(_command: Any, timeout: float, _cancelled: Any) -> CommandResult:
-        clock.advance(timeout)
+    def silent(_container: ContainerId) -> tuple[int, str]:
+        clock.advance(world.outside.guests.script_limits[-1])
         raise DeadlineExceeded("the agent does not answer")
 
-    world.outside.guests.do = silent
+    world.outside.guests.script_result = silent
 
     def slow(self: Any, domain: Any, path: str, timeout: float, *_: Any) -> None:
         clock.advance(timeout)
@@ -162,12 +161,12 @@ def test_a_pause_by_an_operator_is_not_undone_by_a_save_that_fails(world: World)
     container = running(world)
     reached, go = threading.Event(), threading.Event()
 
-    def sync(_command: Any, _timeout: float, _cancelled: Any) -> CommandResult:
+    def sync(_container: ContainerId) -> tuple[int, str]:
         reached.set()
         go.wait(30)
-        return CommandResult(0, b"", b"")
+        return 0, ""
 
-    world.outside.guests.do = sync
+    world.outside.guests.script_result = sync
     saving = Background(lambda: save(world, container))
     reached.wait(30)
     assert actions(world).pause(world.container(container)).changed

@@ -28,8 +28,9 @@ from virtshim.model.errors import (
     WrongState,
 )
 from virtshim.model.layout import VM_RECORD
-from virtshim.moves import state_volume
 from virtshim.moves.keeping import LastingVms
+from virtshim.moves.volume_child import Tasks
+from virtshim.moves.volume_process import VolumePlace
 
 WITHOUT = {key: value for key, value in ON_VOLUME.items() if key != "virtshim.io/state-volume"}
 
@@ -246,7 +247,7 @@ def test_memory_that_lapsed_before_the_copy_is_named_on_the_next_node(
     first, second = cluster.node(keep=60.0), cluster.node(keep=60.0)
     container = cluster.run(first)
     with monkeypatch.context() as full:
-        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        full.setattr(VolumePlace, "free_bytes", lambda _: 0)
         with pytest.raises(ResourceExhausted):
             cluster.stop(first, container)
     expire(first, 61)
@@ -281,7 +282,7 @@ def test_a_start_that_the_full_volume_refuses_fetches_nothing_again(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(state_volume, "replace_bytes", full)
+        patched.setattr(VolumePlace, "write", full)
         with pytest.raises(ResourceExhausted):
             second.start(created)
     for file in cluster.folder.rglob("root.qcow2"):
@@ -377,7 +378,7 @@ def test_a_vm_that_was_given_up_half_is_not_copied_as_a_whole(
     world, second = cluster.node(), cluster.node()
     container = cluster.run(world)
     with monkeypatch.context() as full:
-        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        full.setattr(VolumePlace, "free_bytes", lambda _: 0)
         with pytest.raises(ResourceExhausted):
             cluster.stop(world, container)
     disk = Path(world.settings.layout().pod_disk(vm(world).disk))
@@ -440,12 +441,11 @@ def test_a_killed_copy_takes_no_room_from_its_repeat(cluster: Cluster, monkeypat
     (cluster.folder / "state-77" / "root.qcow2").touch()
     seen = []
 
-    def free_bytes(place: object) -> int:
-        if isinstance(place, int):
-            seen.append(sorted(path.name for path in cluster.folder.glob("state-*")))
+    def free_bytes(_: VolumePlace) -> int:
+        seen.append(sorted(path.name for path in cluster.folder.glob("state-*")))
         return 1 << 40
 
-    monkeypatch.setattr(state_volume, "free_bytes", free_bytes)
+    monkeypatch.setattr(VolumePlace, "free_bytes", free_bytes)
     world.remove_sandbox(world.container(container).sandbox_id)
     assert seen == [["state-1"]], "only the last copy was there when the room was looked at"
     assert [path.name for path in cluster.folder.glob("state-*")] == ["state-2"]
@@ -461,13 +461,12 @@ def copying(cluster: Cluster, world: World, monkeypatch: pytest.MonkeyPatch) -> 
     world.stop(container, 30)
     begun, opened = threading.Event(), threading.Event()
 
-    def free_bytes(place: object) -> int:
-        if isinstance(place, int):  # of the volume
-            begun.set()
-            assert opened.wait(WAIT_LIMIT)
+    def free_bytes(_: VolumePlace) -> int:
+        begun.set()
+        assert opened.wait(WAIT_LIMIT)
         return 1 << 40
 
-    monkeypatch.setattr(state_volume, "free_bytes", free_bytes)
+    monkeypatch.setattr(VolumePlace, "free_bytes", free_bytes)
     stopping = Background(lambda: world.stop_sandbox(world.container(container).sandbox_id))
     assert begun.wait(WAIT_LIMIT)
     try:
@@ -477,7 +476,9 @@ def copying(cluster: Cluster, world: World, monkeypatch: pytest.MonkeyPatch) -> 
         stopping.done()
 
 
-def test_the_watch_over_all_pods_goes_on_while_one_is_copied(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_over_all_pods_continues_while_one_is_copied(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = cluster.node()
     with copying(cluster, world, monkeypatch):
         world.app.watch.look()
@@ -528,13 +529,12 @@ def test_a_stop_does_not_wait_for_a_start_that_waits_for_a_copy(
     created = cluster.create(world)  # the VM's next pod, before the last one has stopped
     begun, opened = threading.Event(), threading.Event()
 
-    def free_bytes(place: object) -> int:
-        if isinstance(place, int):
-            begun.set()
-            assert opened.wait(WAIT_LIMIT)
+    def free_bytes(_: VolumePlace) -> int:
+        begun.set()
+        assert opened.wait(WAIT_LIMIT)
         return 1 << 40
 
-    monkeypatch.setattr(state_volume, "free_bytes", free_bytes)
+    monkeypatch.setattr(VolumePlace, "free_bytes", free_bytes)
     stopping = Background(lambda: world.stop_sandbox(world.container(container).sandbox_id))
     assert begun.wait(WAIT_LIMIT)
     with pytest.raises(Unavailable, match="such as its copy to the state volume"):
@@ -573,10 +573,14 @@ def test_no_device_that_a_tenant_has_made_is_opened(
             opened.append(path)
         return found
 
+    with pytest.raises(WrongState, match=r"remove virtshim-[0-9a-f]{20} from it"):
+        cluster.create(second)
+    child = Tasks()  # in this process, to see what it opens
+    child.volume(str(cluster.volume))
     with monkeypatch.context() as seen:
         seen.setattr(os, "open", noted)
-        with pytest.raises(WrongState, match=r"remove virtshim-[0-9a-f]{20} from it"):
-            cluster.create(second)
+        with pytest.raises(OSError, match="no regular file"):
+            _ = child.lock(cluster.folder.name, make=False) and child.read()
     assert opened == []
 
 

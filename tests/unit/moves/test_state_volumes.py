@@ -22,6 +22,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import VM_RECORD
 from virtshim.model.vm import Power
 from virtshim.moves import state_volume
+from virtshim.moves.volume_process import VolumePlace
 
 
 def test_a_vm_continues_on_another_node_with_its_disk(cluster: Cluster) -> None:
@@ -273,7 +274,7 @@ def test_a_pod_stays_until_its_full_volume_has_room(cluster: Cluster) -> None:
     first, second = cluster.node(), cluster.node()
     container = cluster.run(first)
     with pytest.MonkeyPatch.context() as full:
-        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        full.setattr(VolumePlace, "free_bytes", lambda _: 0)
         with pytest.raises(ResourceExhausted, match="give it room for two copies"):
             cluster.stop(first, container, written="kept")
     first.remove_sandbox(first.container(container).sandbox_id)
@@ -328,7 +329,7 @@ def test_a_node_without_a_good_key_refuses_the_pod(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"container_path": "/other"}, "is no mountPath of the container"),
+        ({"container_path": "/other"}, "is not a mountPath of the container"),
         ({"readonly": True}, "is mounted read-only"),
         ({"host_path": "/var/lib/kubelet/pods/uid-1/volumes/kubernetes.io~empty-dir/x"}, "is no PersistentVolumeClaim"),
         ({"host_path": "/var/lib/kubelet/pods/uid-1/volumes/kubernetes.io~secret/x"}, "is no PersistentVolumeClaim"),

@@ -47,6 +47,7 @@ def test_without_a_file_containerds_defaults_apply(node: FakeSysfs) -> None:
     assert only(node) == RuntimeSetup(
         "containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml",
         driver_table='[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]',
+        default_runtime="runc", handlers_table='plugins."io.containerd.grpc.v1.cri".containerd.runtimes',
     )  # fmt: skip
 
 
@@ -70,6 +71,8 @@ def test_containerds_file_of_version_3_with_what_it_imports(node: FakeSysfs) -> 
     assert (found.cgroup_driver, found.cni_bin_dirs) == ("cgroupfs", ("/usr/lib/cni", "/opt/cni/bin"))
     assert found.registry_hosts_dir == "/etc/certs.d"
     assert found.driver_table == '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]'
+    assert found.handlers == {"runc": {"options": {"SystemdCgroup": False}}}
+    assert found.elsewhere == "/etc/containerd/conf.d/one.toml"
 
 
 def test_the_cgroup_driver_is_that_of_containerds_default_runtime(node: FakeSysfs) -> None:
@@ -107,3 +110,11 @@ def test_crio_with_a_drop_in(tmp_path: Path) -> None:
     found = only(node)
     assert (found.name, found.socket, found.cgroup_driver) == ("cri-o", "/run/crio/crio.sock", "cgroupfs")
     assert (found.cni_conf_dir, found.cni_bin_dirs) == ("/etc/cni/net.d", ("/opt/cni/bin",))
+
+
+def test_crios_oci_runtimes(tmp_path: Path) -> None:
+    node = FakeSysfs(tmp_path)
+    node.write("/usr/bin/crio", "")
+    assert only(node).handlers == {}
+    node.write("/etc/crio/crio.conf.d/10-crio.conf", "[crio.runtime.runtimes.crun]\nruntime_path = '/usr/bin/crun'\n")
+    assert only(node).handlers == {"crun": {"runtime_path": "/usr/bin/crun"}}

@@ -17,7 +17,7 @@ from fakes.node_certificates import CLIENT, SERVER, ClusterCa
 from structlog.testing import capture_logs
 
 from virtshim.model.errors import PermissionRefused, ShimError, Unavailable, WrongState
-from virtshim.peers.certificates import PeerFiles
+from virtshim.peers.certificates import PeerFiles, read_certificate
 from virtshim.peers.client import PeerClient
 from virtshim.peers.ports import PeerLink
 from virtshim.peers.server import PeerServer
@@ -72,7 +72,7 @@ def test_the_node_says_what_is_wrong_with_its_files(ca: ClusterCa, tmp_path: Pat
     assert f"peers.ca: {tmp_path} is not a regular file" in trouble_of(
         PeerFiles(good.certificate, good.key, str(tmp_path))
     )
-    assert "are no usable pair: key values mismatch" in trouble_of(PeerFiles(good.certificate, other.key, good.ca))
+    assert "do not fit together: key values mismatch" in trouble_of(PeerFiles(good.certificate, other.key, good.ca))
     assert f"peers.ca: {good.key} has no usable certificate" in trouble_of(
         PeerFiles(good.certificate, good.key, good.key)
     )
@@ -102,7 +102,7 @@ def test_a_key_with_a_password_is_refused_and_asks_nobody(ca: ClusterCa) -> None
     files = ca.node("one")
     key = load_pem_private_key(Path(files.key).read_bytes(), None)
     Path(files.key).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")))
-    assert "are no usable pair" in trouble_of(files)
+    assert "do not fit together" in trouble_of(files)
 
 
 def test_certificate_and_key_may_be_in_one_file(ca: ClusterCa, serve: Serve) -> None:
@@ -110,6 +110,39 @@ def test_certificate_and_key_may_be_in_one_file(ca: ClusterCa, serve: Serve) -> 
     with open(files.key, "ab") as both:
         both.write(Path(files.certificate).read_bytes())
     assert greeted(serve(greet, PeerFiles(files.key, files.key, files.ca))) == {"peer": "one"}
+
+
+def in_one_file(files: PeerFiles) -> str:
+    return "".join(Path(path).read_text() for path in (files.key, files.certificate, files.ca))
+
+
+def test_all_parts_may_be_in_one_file(ca: ClusterCa, serve: Serve, tmp_path: Path) -> None:
+    both = []
+    for node in ("one", "two"):
+        path = tmp_path / f"{node}.pem"
+        path.touch(mode=0o600)
+        path.write_text(in_one_file(ca.node(node)))
+        both.append(PeerFiles(str(path), str(path), str(path)))
+    assert greeted(serve(greet, *both)) == {"peer": "one"}
+
+
+def test_a_file_that_is_replaced_while_it_is_read_gives_parts_that_fit(
+    ca: ClusterCa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new, really_open = tmp_path / "node.pem", tmp_path / "new.pem", os.open
+    for one, node in ((path, "one"), (new, "uno")):
+        one.touch(mode=0o600)
+        one.write_text(in_one_file(ca.node(node)))
+
+    def replacing(name: str, *others: int) -> int:
+        """Replaces the file as soon as it has been opened."""
+        found = really_open(name, *others)
+        if new.exists():
+            new.rename(path)
+        return found
+
+    monkeypatch.setattr(os, "open", replacing)
+    assert read_certificate(PeerFiles(str(path), str(path), str(path))).node == "one"
 
 
 def test_new_certificates_hold_for_the_next_connection_and_cut_no_other(ca: ClusterCa, serve: Serve) -> None:

@@ -52,7 +52,7 @@ def test_several_changes_at_once_keep_their_order_and_have_the_same_pod_state(br
     ]
 
 
-def test_stamps_increase_strictly_even_when_the_clock_stands_still_or_is_set_back(
+def test_stamps_increase_strictly_even_when_the_clock_stops_or_is_set_back(
     broadcaster: EventBroadcaster, clock: FakeClock
 ) -> None:
     listener = broadcaster.subscribe()

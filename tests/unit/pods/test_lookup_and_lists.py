@@ -98,35 +98,6 @@ def test_sandboxes_that_are_not_ready_or_half_removed_are_listed(world: World, p
     assert list_sandboxes(world.records, Filter()) == [made]
 
 
-def test_sandbox_filters_must_all_match(world: World) -> None:
-    one = sandbox(world, "ab", app="db", tier="back")
-    two = sandbox(world, "cd", app="db", tier="front")
-
-    def listed(**wanted: object) -> list[Sandbox]:
-        return list(list_sandboxes(world.records, Filter(**wanted)))
-
-    assert listed() == [one, two]
-    assert listed(labels={"app": "db"}) == [one, two]
-    assert listed(labels={"app": "db", "tier": "front"}) == [two]
-    assert listed(labels={"app": "db", "colour": ""}) == []
-    assert listed(id="ab") == [one]
-    assert listed(id="ab", labels={"tier": "front"}) == []
-    assert listed(id="b") == []
-
-
-def test_container_filters_must_all_match(world: World) -> None:
-    one, two, three = container(world, "1a", "aa"), container(world, "1b", "aa"), container(world, "2a", "bb")
-
-    def listed(**wanted: object) -> list[Container]:
-        return list(list_containers(world.records, Filter(**wanted)))
-
-    assert listed() == [one, two, three]
-    assert listed(sandbox_id="aa") == [one, two]
-    assert listed(sandbox_id="aa", labels={"name": "1b"}) == [two]
-    assert listed(id="1", sandbox_id="aa") == [one, two]
-    assert listed(id="2", sandbox_id="aa") == []
-
-
 def test_a_list_is_a_snapshot_that_later_calls_do_not_change(world: World) -> None:
     one = sandbox(world, "ab")
     before = world.records.sandboxes.all()

@@ -198,7 +198,7 @@ def test_counters_are_read_page_by_page_to_the_end(wire: Wire) -> None:
     assert [request["args"] for request in wire.asked] == [{"after": ""}, {"after": first}]
 
 
-def test_a_page_that_points_back_ends_the_reading(wire: Wire) -> None:
+def test_a_page_of_counters_that_points_backwards_is_the_last_one_read(wire: Wire) -> None:
     wire.answer = lambda: {"sandboxes": {}, "last": "a" * 64}
     assert wire.client.counters(5.0) == {}
     assert len(wire.asked) == 2

@@ -63,7 +63,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_tapmanager_that_is_absent_or_has_ended_is_told_apart(tmp_path: Path) -> None:
+def test_an_absent_tapmanager_is_distinguished_from_an_ended_one(tmp_path: Path) -> None:
     assert host_facts.tapmanager(str(tmp_path / "s"), 1) == ("No such file or directory", "")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(tmp_path / "s"))

@@ -57,7 +57,7 @@ def test_sockets_may_have_107_bytes() -> None:
         (Cgroups.NONE, "cgroupfs", False, Level.ERROR),
     ],
 )
-def test_cgroups(found: Cgroups, driver: str, systemd: bool, level: Level) -> None:
+def test_a_node_needs_cgroups_that_fit_the_driver(found: Cgroups, driver: str, systemd: bool, level: Level) -> None:
     assert machine.cgroups(found, driver, systemd).level is level
 
 
@@ -115,7 +115,7 @@ def test_a_network_configuration_that_cannot_be_read_is_an_error_with_its_name(t
     assert told.text == f"{tmp_path}/10.conf: the file is empty or cannot be read"
 
 
-def test_memory_that_could_not_be_saved_is_told() -> None:
+def test_a_disk_with_too_little_space_for_saved_memory_is_reported() -> None:
     told = machine.saved_vms(1 << 30, 2 << 30)
     assert (told.level, "1.0 GiB are free" in told.text, "shut down instead of saved" in told.remedy) == (
         Level.WARNING,
@@ -134,7 +134,7 @@ def test_memory_that_could_not_be_saved_is_told() -> None:
         (b"k" * 32, Level.OK, "can move to nodes with the same key"),
     ],
 )
-def test_it_is_told_whether_saved_vms_can_move(tmp_path: Path, key: bytes | None, level: Level, text: str) -> None:
+def test_the_check_says_whether_saved_vms_can_move(tmp_path: Path, key: bytes | None, level: Level, text: str) -> None:
     file = tmp_path / "key"
     if key is not None:
         file.write_bytes(key)
@@ -153,3 +153,20 @@ def test_templates_should_leave_memory_to_pods(most: int, level: Level, text: st
     told = machine.templates(4 * GIB, most)
     assert told.level is level
     assert text in told.text
+
+
+def test_a_running_virtshim_tells_which_images_have_templates_and_which_boot_and_why() -> None:
+    assert [one.text for one in machine.kept_templates([], [])] == ["no template is made yet"]
+    kept = [{"image": image, "bytes": GIB // 2} for image in ("web", "web", "db")]
+    unfit = [{"image": "bad\nimage", "why": "no guest agent has answered"}]
+    found, boots = machine.kept_templates(kept, unfit)
+    assert (found.level, found.text) == (Level.OK, "3 templates of 1.5 GiB: web, db")
+    assert (boots.level, boots.text) == (Level.WARNING, "bad\\nimage boots: no guest agent has answered")
+    assert boots.remedy
+
+
+def test_many_images_with_and_without_templates_are_a_few_lines() -> None:
+    kept = [{"image": f"i{number}", "bytes": 0} for number in range(7)]
+    first, *rest = machine.kept_templates(kept, [{"image": "x", "why": "y"}] * 8)
+    assert first.text.endswith("i0, i1, i2, i3, i4 and 2 more")
+    assert [one.text for one in rest] == ["x boots: y"] * 5 + ["3 further machines boot"]

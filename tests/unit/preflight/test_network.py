@@ -70,20 +70,23 @@ def test_whether_a_vms_next_pod_keeps_its_addresses_depends_on_the_networks_capa
 
 
 DAY = 86400.0
+HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("node", "expires_in", "level", "text", "remedy"),
+    ("node", "expires_in", "lasts", "level", "text", "remedy"),
     [
-        ("one", 90 * DAY, Level.OK, "other nodes are served on 0.0.0.0:10017; the certificate names node one and", ""),
-        ("one", 6 * DAY, Level.WARNING, "is valid for 6 more days", "renew it"),
-        ("two", 90 * DAY, Level.WARNING, "names node two", "this node's name in Kubernetes"),
+        ("one", 80 * DAY, 90 * DAY, Level.OK, "are served on 0.0.0.0:10017; the certificate names node one and", ""),
+        ("one", 6 * DAY, 90 * DAY, Level.WARNING, "is valid for 6 more days", "renew it"),
+        ("one", 8 * HOUR, DAY, Level.OK, "is valid for 8 more hours", ""),
+        ("one", 5 * HOUR, DAY, Level.WARNING, "is valid for 5 more hours", "renew it"),
+        ("two", 80 * DAY, 90 * DAY, Level.WARNING, "names node two", "this node's name in Kubernetes"),
     ],
 )
-def test_a_certificate_that_soon_expires_or_names_another_machine_is_reported(
-    node: str, expires_in: float, level: Level, text: str, remedy: str
+def test_a_certificate_that_soon_expires_for_its_kind_or_names_another_machine_is_reported(
+    node: str, expires_in: float, lasts: float, level: Level, text: str, remedy: str
 ) -> None:
-    told = network.peers(node, expires_in, "one", "0.0.0.0:10017")
+    told = network.peers(node, expires_in, lasts, "one", "0.0.0.0:10017")
     assert (told.level, text in told.text, remedy in told.remedy) == (level, True, True)
 
 

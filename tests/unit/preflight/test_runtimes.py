@@ -3,12 +3,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.cri import served
 from fakes.runtime import FakeRuntime
 
 from virtshim.config.settings import Settings
 from virtshim.preflight import checks
 from virtshim.preflight.finding import Level
-from virtshim.preflight.runtimes import OwnStore, Runtime, ask, findings, watched
+from virtshim.preflight.runtimes import OwnStore, Runtime, ask, findings, info, watched
 
 
 def test_runtimes_that_answer_are_named_with_their_versions() -> None:
@@ -44,6 +45,12 @@ def test_a_runtime_is_asked_on_its_socket(place: Path) -> None:
     assert ask("one", f"{place}/nobody.sock").silence
 
 
+def test_virtshim_is_asked_for_what_it_says_of_itself(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, _, socket):
+        assert info(socket)["templates"] == {"limitBytes": 0, "kept": [], "making": 0, "unfit": []}
+    assert info(f"{tmp_path}/nobody.sock") == {}
+
+
 def test_only_a_node_that_has_had_a_proxy_is_checked_for_it(place: Path) -> None:
     settings = Settings.model_validate(
         {
@@ -76,7 +83,7 @@ def test_an_image_store_on_the_file_system_that_kubelet_watches_is_ok() -> None:
 def test_an_image_store_that_kubelet_does_not_watch_is_an_error_without_image_gc() -> None:
     ((level, told, remedy),) = stores("/data/virtshim")
     assert level is Level.ERROR
-    assert "/data/virtshim is on another one, where kubelet removes no unused images" in told
+    assert "/data/virtshim is on another file system, where kubelet removes no unused images" in told
     assert remedy.endswith("or set images.gc_high_percent = 85")
     ((level, told, remedy),) = stores("/data/virtshim", 90)
     assert level is Level.WARNING

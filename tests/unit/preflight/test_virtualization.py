@@ -112,7 +112,7 @@ def test_libvirt_and_the_settings_must_name_the_same_user(program_output: Progra
     assert virtualization.runs_qemu_as(program_output, QEMU).level is level
 
 
-def test_libvirt_out_of_reach_tells_the_remedy_of_its_driver() -> None:
+def test_an_unreachable_libvirt_is_reported_with_the_remedy_for_its_driver() -> None:
     system = virtualization.libvirt("qemu:///system", ProgramOutput(trouble="refused"))
     embedded = virtualization.libvirt("qemu:///embed?root=/r", ProgramOutput(trouble="no driver"))
     assert system.level is embedded.level is Level.ERROR
@@ -203,6 +203,47 @@ def test_a_node_without_virtiofsd_gets_a_warning_about_volumes() -> None:
     assert "/usr/libexec/virtiofsd" in told.text
     assert "shares.virtiofsd" in told.remedy
     assert virtualization.volumes(("/a", "/b"), "/b").level is Level.OK
+
+
+@pytest.mark.parametrize("told", [None, ProgramOutput(trouble="passt: killed by SIGSYS")])
+def test_a_node_without_a_passt_that_runs_gets_a_warning_about_pods_with_containers(
+    told: ProgramOutput | None,
+) -> None:
+    finding = virtualization.passt("/usr/bin/passt", told)
+    assert finding.level is Level.WARNING
+    assert ("no passt at /usr/bin/passt" if told is None else "SIGSYS") in finding.text
+    assert "virtshim-pod" in finding.text
+    assert "shares.passt" in finding.remedy
+
+
+_UNKNOWN = "passt unknown version\nCopyright Red Hat"
+_OPTIONS = "Usage: passt [OPTION]...\n  --map-guest-addr ADDR"
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "is_old"),
+    [
+        ("passt 0.0~git20230309.7c7625d-1", "", "(of 2023-03-09)"),
+        ("passt 2024_08_14.61c0b0d\nCopyright Red Hat", _OPTIONS, "(of 2024-08-14)"),
+        ("passt 2024_08_21.1d6142f", "", ""),
+        ("passt 0^20250611.g0293c6f-1.fc42.x86_64", "", ""),
+        (_UNKNOWN, "", "older than 2024-08-21 (its version has no date)"),  # Debian 12
+        (_UNKNOWN, _OPTIONS, ""),
+        ("passt 1.20240.8.21", "", "older than 2024-08-21 (its version has no date)"),
+        ("", "", "older than 2024-08-21 (its version has no date)"),
+    ],
+)
+def test_an_old_passt_is_named_with_its_faults_and_the_remedy(version: str, options: str, is_old: str) -> None:
+    finding = virtualization.passt("/usr/bin/passt", ProgramOutput(version), options)
+    if not is_old:
+        assert finding.level is Level.OK
+        return
+    assert finding.level is Level.WARNING
+    assert is_old in finding.text
+    assert "speak first" in finding.text
+    assert "IPv6" in finding.text
+    assert "2024-08-21 or later" in finding.remedy
+    assert "shares.passt" in finding.remedy
 
 
 def test_a_node_without_uefi_or_swtpm_gets_a_warning() -> None:

@@ -50,6 +50,24 @@ def test_a_list_of_the_primarys_handlers_is_complete(tmp_path: Path) -> None:
         made.for_pod("gvisor", {})
 
 
+def test_pods_of_the_handler_virtshim_pod_are_the_primarys_and_their_vm_virtshims(tmp_path: Path) -> None:
+    """Only this node's virtshim can run a VM in another runtime's pod; the primary may name the handler as one of its own."""
+    kata = '[[proxy.others]]\n[[proxy.others]]\nname = "kata"\nsocket = "/run/kata.sock"\nhandlers = []\nimage_prefixes = []'
+    for text in ("", PRIMARY + 'handlers = ["runc"]', PRIMARY + 'handlers = ["virtshim-pod"]', PRIMARY + kata):
+        made = routes(loaded(tmp_path, text))
+        assert made.for_pod("virtshim-pod", {}) is made.primary
+        assert made.vms_of("virtshim-pod") is made.vms is made.others[0]
+        assert made.vms_of("virtshim") is made.vms_of("") is None
+    made = routes(loaded(tmp_path, '[[proxy.others]]\nsocket = "/run/kata.sock"'))
+    assert made.vms is None
+
+
+def test_an_image_of_such_a_pod_is_the_vms_if_its_name_says_so(tmp_path: Path) -> None:
+    made = routes(Settings())
+    assert made.for_image("virtlet.cloud/cirros", "virtshim-pod", {}) is made.vms
+    assert made.for_image("busybox", "virtshim-pod", {}) is made.primary
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -61,6 +79,11 @@ def test_a_list_of_the_primarys_handlers_is_complete(tmp_path: Path) -> None:
         ('[[proxy.others]]\nsocket = "/a"\n[[proxy.others]]\nname = "b"', "two runtimes have the handler virtshim"),
         ('[proxy.primary]\nhandlers = ["virtshim"]', "two runtimes have the handler virtshim"),
         ('[proxy]\nsocket = "/run/containerd/containerd.sock"', "cannot serve /run/containerd/containerd.sock"),
+        (
+            '[[proxy.others]]\nsocket = "/a"\npod_handlers = ["virtshim-pod"]',
+            "pod_handlers are only for this node's virtshim",
+        ),
+        ('[[proxy.others]]\nhandlers = ["virtshim-pod"]', "two runtimes have the handler virtshim-pod"),
         ('[[proxy.others]]\nname = "../x"', "'../x' is not a valid runtime name"),
         ('[[proxy.others]]\nwhen_down = "maybe"', r"proxy\.others\[0\]\.when_down: Input should be"),
         ('[proxy]\nprimray = "x"', "proxy.primray"),

@@ -49,7 +49,7 @@ def test_unknown_field_numbers_are_skipped() -> None:
 
 @pytest.mark.parametrize("data", [b"\x09abc", b"\x0d", b"\x0a", b"\x0a\x02a", b"\x0c", b"\x08" + b"\xff" * 10])
 def test_truncated_messages_and_groups_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="no protobuf message"):
+    with pytest.raises(InvalidRequest, match="not a protobuf message"):
         list(payloads(data))
 
 

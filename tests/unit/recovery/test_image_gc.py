@@ -205,6 +205,6 @@ def test_removed_images_are_counted(world: World) -> None:
 
 
 @pytest.mark.parametrize(("high", "low"), [(70, 80), (80, 80)])
-def test_a_low_mark_that_is_not_below_the_high_one_is_refused(high: int, low: int) -> None:
+def test_a_low_mark_must_be_below_the_high_mark(high: int, low: int) -> None:
     with pytest.raises(ValueError, match=r"must be below gc_high_percent \(.*\); lower it"):
         Images(gc_high_percent=high, gc_low_percent=low)

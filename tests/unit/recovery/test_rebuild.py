@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.adopted import ADOPTION, SANDBOX, adopt, running
 from fakes.changed import changed
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
@@ -396,3 +397,23 @@ def test_a_vm_that_runs_has_its_devices_and_an_ended_attempt_has_none(world: Wor
     after = database_lost(world, later)
     assert {c.id: c.claims for c in after.records.containers.all()} == {ended[0]: (), runs[0]: ("pci:0000:3b:00.1",)}
     assert after.outside.vms.power(after.domain(runs[0])).power is Power.RUNNING
+
+
+def test_a_vm_in_an_adopted_sandbox_is_rebuilt_and_its_sandbox_stays_hidden(world: World, later: list[World]) -> None:
+    container = running(world)
+    before = world.sandbox(SANDBOX)
+    after = database_lost(world, later)
+    assert after.sandbox(SANDBOX) == before
+    assert after.container(container).is_running
+    adopt(after)
+
+
+def test_an_adopted_sandbox_is_known_by_its_namespace_if_the_copy_of_its_record_is_lost_too(
+    world: World, later: list[World]
+) -> None:
+    container = running(world)
+    forget_record(world, container)
+    after = database_lost(world, later)
+    assert after.sandbox(SANDBOX).adopted == ADOPTION
+    assert not after.sandbox(SANDBOX).is_visible
+    assert after.container(container).is_running

@@ -177,7 +177,7 @@ def test_power_events_during_recovery_are_not_missed(world: World) -> None:
     after.close()
 
 
-def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
+def test_the_remembered_boot_distinguishes_a_restart_from_a_reboot(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel's own is another after a reboot only."""

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.annotations.options import VmOptions
-from virtshim.devices.guest_view import guest_links_command, guest_view_serials
+from virtshim.devices.guest_view import guest_links_command, guest_serials
 from virtshim.devices.values import BlockDevice
 from virtshim.guest.set_up_scripts import sysctls_command
 from virtshim.model.errors import InvalidRequest
@@ -212,7 +212,7 @@ def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
     assert user_data(request)["mounts"] == [
         ["/dev/foo1", "/foo1"],
         ["/dev/disk/by-id/virtio-dev-disk-a", "/a", "ext4"],
-        [f"/dev/disk/by-id/virtio-{guest_view_serials(volumes)[1]}", "/b"],
+        [f"/dev/disk/by-id/virtio-{guest_serials(volumes)[1]}", "/b"],
         ["vdx"],
         [],
         "x",
@@ -221,7 +221,7 @@ def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
     assert user_data(dataclasses.replace(request, options=VmOptions(user_data={"mounts": "x"})))["mounts"] == "x"
 
 
-def test_a_scripts_volume_token_puts_all_volumes_in_their_places() -> None:
+def test_the_volume_token_of_a_script_puts_all_volumes_in_their_places() -> None:
     disk = EmptyDisk("scratch", 1 << 30, DiskFormat.QCOW2, "/var/scratch")
     request = dataclasses.replace(
         with_options(user_data_script="#!/bin/sh\necho one\n@virtlet-mount-script@\necho two"),
@@ -368,7 +368,9 @@ def test_the_guest_reads_the_user_data_that_the_pod_gave(tree: dict[str, Any]) -
         ({}, {"a": None}, {"a": None}),
     ],
 )
-def test_merge_table(lower: dict[str, Any], upper: dict[str, Any], result: dict[str, Any]) -> None:
+def test_lists_and_mappings_are_joined_and_other_values_replaced(
+    lower: dict[str, Any], upper: dict[str, Any], result: dict[str, Any]
+) -> None:
     assert merged(lower, upper) == result
 
 

@@ -193,7 +193,7 @@ def test_the_cdrom_for_windows_has_files_by_name_and_is_for_root_only(layout: La
 
 
 @pytest.mark.parametrize("facade", ["joliet", "rock ridge"])
-def test_names_that_only_iso_9660_cannot_tell_apart_are_all_on_the_cdrom(layout: Layout, facade: str) -> None:
+def test_names_that_only_iso_9660_cannot_distinguish_are_all_on_the_cdrom(layout: Layout, facade: str) -> None:
     store = SeedStore(layout)
     store.create(REQUEST)
     files = {"unattend.xml": "u", "a.b": "1", "a_b": "2", "a-b": "3", "A b+": "4", "größe.txt": "5"}

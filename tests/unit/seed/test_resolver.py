@@ -107,7 +107,7 @@ def test_the_script_runs_at_each_boot_before_the_pods_own_commands() -> None:
         {"write_files": [{"path": "/etc/resolv.conf", "content": "nameserver 192.0.2.1"}]},
     ],
 )
-def test_a_pod_that_writes_the_file_itself_keeps_it(user_data: dict[str, object]) -> None:
+def test_a_resolv_conf_that_the_pod_writes_itself_is_kept(user_data: dict[str, object]) -> None:
     assert commands(user_data=user_data) == []
 
 

@@ -40,7 +40,7 @@ def test_a_volume_without_an_answer_file_is_refused_and_its_files_listed(names: 
     assert (", ".join(sorted(names)) or "nothing") in str(error.value)
 
 
-def test_the_volume_is_the_one_at_that_path() -> None:
+def test_the_volume_mounted_at_the_path_is_found() -> None:
     assert sysprep_volume(MOUNTS, {}, "uid", "/sysprep") == CopiedVolume("/sysprep", SECRET)
     assert sysprep_volume(MOUNTS, {}, "uid", "/other") is None
     with pytest.raises(InvalidRequest, match="is not a Secret or ConfigMap"):
@@ -93,6 +93,6 @@ def test_a_name_that_joliet_forbids_is_refused_with_the_rule(name: str, rule: st
         sysprep_files(entries("unattend.xml", name))
 
 
-def test_names_that_windows_does_not_tell_apart_are_refused() -> None:
+def test_names_that_differ_only_in_case_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"the files 'Setup\.ps1' and 'setup\.ps1' have the same name; rename one"):
         sysprep_files(entries("unattend.xml", "setup.ps1", "Setup.ps1"))

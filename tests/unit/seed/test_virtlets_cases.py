@@ -116,7 +116,7 @@ def test_user_data_come_from_the_pod() -> None:
     assert cloud_config("user-data") == USERS
 
 
-def test_variables_are_a_file_behind_those_of_the_pod() -> None:
+def test_variables_are_written_to_a_file_after_the_pods_own_files() -> None:
     assert cloud_config("variables") == {"write_files": [ENVIRONMENT]}
     own = {"path": "/etc/own", "content": "mine"}
     assert cloud_config("variables and user-data") == {**USERS, "write_files": [own, ENVIRONMENT]}
@@ -170,7 +170,7 @@ def test_with_dhcp_there_is_no_network_document() -> None:
     assert documents("DHCP") == {"meta-data": IDENTITY, "user-data": f"{HEADER}{{}}\n"}
 
 
-def test_the_token_of_a_script_stands_for_all_of_its_volumes() -> None:
+def test_the_token_of_a_script_is_replaced_by_all_its_volumes() -> None:
     disk, link = empty_disks.command(DISKS[:1]), guest_links_command(BLOCKS[1:2])
     assert documents("mounts in a script")["user-data"] == f"#!/bin/sh\necho hi\n#!/bin/sh\n{shlex.join(disk)}"
     both = f"{shlex.join(disk)}\n{shlex.join(link)}"

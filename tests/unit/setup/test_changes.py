@@ -173,36 +173,10 @@ def test_an_unusable_manifest_stops_set_up_and_undo(root: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_set_up_killed_anywhere_is_completed_by_the_next_run(
-    root: Path, after: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    whole = wanted(tmp_path_factory)
-    for at in itertools.count(1):
-        if not dies(root, at, after=after, work=set_up):
-            assert at > 8
-            break
-        set_up(NodeTree(str(root)))
-        assert seen(root) == whole, at
-        undo(NodeTree(str(root)))
-
-
-@pytest.mark.parametrize("after", [False, True])
 def test_undo_after_a_set_up_killed_anywhere_leaves_nothing(root: Path, after: bool) -> None:
     before = seen(root)
     for at in itertools.count(1):
         died = dies(root, at, after=after, work=set_up)
-        undo(NodeTree(str(root)))
-        assert seen(root) == before, at
-        if not died:
-            break
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_a_killed_undo_is_completed_by_the_next(root: Path, after: bool) -> None:
-    before = seen(root)
-    for at in itertools.count(1):
-        set_up(NodeTree(str(root)))
-        died = dies(root, at, after=after, work=undo)
         undo(NodeTree(str(root)))
         assert seen(root) == before, at
         if not died:
@@ -274,16 +248,6 @@ def dies(root: Path, at: int, *, after: bool, work: object) -> bool:
     except Killed:
         return True
     return False
-
-
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, bytes | None]]:
-    other = tmp_path_factory.mktemp("other")
-    (other / "etc").mkdir()
-    (other / STATE.lstrip("/")).mkdir(parents=True)
-    (other / "etc/crictl.yaml").write_text("theirs\n")
-    (other / "etc/crictl.yaml").chmod(0o640)
-    set_up(NodeTree(str(other)))
-    return seen(other)
 
 
 def test_the_node_can_be_read_as_it_was_before_set_up(root: Path) -> None:

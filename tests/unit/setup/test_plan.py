@@ -129,7 +129,13 @@ def test_an_operator_who_allows_pods_without_overhead_is_not_overruled() -> None
 
 def test_a_usual_node_has_its_units_enabled_and_the_open_socket_masked() -> None:
     found = planned(node(runtimes=(CONTAINERD,)))
-    assert found.enable == (*UNITS[:3], UNITS[5], UNITS[3], "containerd.service", "libvirt-guests.service")
+    assert found.enable == (
+        *UNITS[:3],
+        "virtshim-guests.service",
+        "virtshim-proxy.service",
+        "containerd.service",
+        "libvirt-guests.service",
+    )
     assert found.mask == ("libvirtd-ro.socket",)
 
 
@@ -157,6 +163,8 @@ def test_each_setting_that_differs_has_its_reason_and_is_a_setting() -> None:
     for choice in found.choices:
         assert f"# {choice.why}\n{choice.key.partition('.')[2]} = " in written
     assert Settings(**tomllib.loads(text(found, "proxy.toml"))).proxy.primary.name == "cri-o"
+    assert "It cannot make\n# pods of RuntimeClass virtshim-pod" in text(found, "proxy.toml")
+    assert not any("/crio/" in path for path in paths(found))
     assert "cgroupDriver: cgroupfs" in text(found, "91-virtshim-proxy.conf")
 
 

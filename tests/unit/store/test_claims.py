@@ -79,7 +79,7 @@ def test_a_second_holder_is_refused_and_leaves_no_row(records: SqliteRecords, pa
     again.close()
 
 
-def test_a_change_that_would_take_anothers_claim_is_refused_whole(records: SqliteRecords, path: Path) -> None:
+def test_a_change_that_would_take_another_containers_claim_changes_nothing(records: SqliteRecords, path: Path) -> None:
     records.containers.add(container("a", VF))
     records.containers.add(container("b", GPU))
     with pytest.raises(WrongState):

@@ -119,7 +119,7 @@ def test_any_text_bytes_and_numbers_of_a_request_survive(
     container = changed(CONTAINER, config=config)
     assert rows.container_from(rows.container_document(container)) == container
     made = dataclasses.replace(SANDBOX, config=dataclasses.replace(SANDBOX.config, labels=labels, hostname=texts[2]))
-    assert rows.sandbox_from(rows.sandbox_document(made)) == made
+    assert rows.SANDBOX.parse(rows.SANDBOX.text(made)) == made
 
 
 # --- the table
@@ -197,7 +197,7 @@ def test_each_change_of_a_table_shows_in_its_generation_and_a_refused_one_does_n
     assert not is_new()
 
 
-def test_who_reads_a_generation_reads_records_that_are_at_least_as_new(records: SqliteRecords) -> None:
+def test_records_that_are_read_after_a_generation_are_at_least_as_new(records: SqliteRecords) -> None:
     told: list[tuple[int, int]] = []
     records.sandboxes.on_change(
         lambda _before, _after: told.append((records.sandboxes.generation, len(records.sandboxes.all())))
@@ -414,10 +414,13 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
     pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
     assert pod.pop("profile")  # came later: read as none
+    assert pod.pop("adopted")  # came later: read as virtshim's own
     assert pod["config"].pop("sysctls")  # came later: read as none
     for name in ("rules", "table_routes"):
         assert [len(nic.pop(name)) for nic in pod["network"]["interfaces"]] == [1]  # came later: read as none
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
+    assert vm.pop("passt_uid")  # came later: read as a VM with taps
+    assert pod["network"].pop("inode")  # came later: read as a namespace of tapmanager's
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert len(vm.pop("copies")) == 1  # came later: read as none
     assert len(vm.pop("memory_volumes")) == 1  # came later: read as none
@@ -460,7 +463,7 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
     assert [pod, vm] == json.loads(before)
     (nic,) = SANDBOX.network.interfaces
     nic = dataclasses.replace(nic, rules=(), table_routes=())
-    network = dataclasses.replace(SANDBOX.network, fetch_key="", interfaces=(nic,))
+    network = dataclasses.replace(SANDBOX.network, fetch_key="", interfaces=(nic,), inode=0)
     config = dataclasses.replace(SANDBOX.config, sysctls={})
     mounts = tuple(
         dataclasses.replace(mount, recursive_read_only=False, image="", image_sub_path="")
@@ -468,7 +471,7 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
     )
     blocks = tuple(dataclasses.replace(block, is_file=False) for block in CONTAINER.granted.blocks)
     assert records.from_text(before) == (
-        dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, profile={}),
+        dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, profile={}, adopted=None),
         changed(
             CONTAINER,
             config=dataclasses.replace(
@@ -479,6 +482,7 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
                 user=RunAs("app", 7, (8, 9), own_groups=False),
             ),
             uid=0,
+            passt_uid=0,
             volumes=(),
             copies=(),
             memory_volumes=(),

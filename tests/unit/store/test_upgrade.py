@@ -92,7 +92,7 @@ def test_an_earlier_versions_note_of_a_pods_container_is_dropped(path: Path) -> 
     assert "sole_container" not in document
 
 
-def test_a_container_of_the_time_before_images_had_ids_is_of_the_image_known_by_its_disk(tmp_path: Path) -> None:
+def test_a_container_of_an_earlier_schema_belongs_to_the_image_of_its_disk(tmp_path: Path) -> None:
     records = SqliteRecords(str(restored(FIXTURES[0].with_name("0003.sql"), tmp_path)))
     vm, _ = records.containers.all()
     (image,) = records.images.all()

@@ -39,6 +39,6 @@ def test_base64_may_be_split_anywhere():
 
 
 @pytest.mark.parametrize("text", [b"xAAAA", b"0A", b"0!!!!", b"0AA=A", b"\xc3\xa4"])
-def test_what_is_not_base64_is_one_kind_of_error(text):
+def test_text_that_is_not_base64_is_a_bad_message(text):
     with pytest.raises(BadMessage):
         ChannelReader(in_base64=True).feed(whole(text))

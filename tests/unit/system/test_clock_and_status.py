@@ -9,7 +9,7 @@ from fakes.world import World
 from virtshim.system.clock import Stamps, SystemClock
 
 
-def test_stamps_increase_although_the_clock_stands_still() -> None:
+def test_stamps_increase_although_the_clock_stops() -> None:
     stamps = Stamps(FakeClock(), last=0)
     taken = [stamps.next() for _ in range(5)]
     assert taken == sorted(set(taken))
@@ -23,7 +23,7 @@ def test_stamps_increase_although_the_clock_is_set_back() -> None:
     assert stamps.next() == first + 1
 
 
-def test_stamps_go_on_after_the_newest_of_an_earlier_process() -> None:
+def test_stamps_continue_after_the_newest_of_an_earlier_process() -> None:
     clock = FakeClock()
     newest = clock.now_ns() + 10**12
     assert Stamps(clock, last=newest).next() == newest + 1
@@ -76,7 +76,7 @@ def test_both_conditions_are_true_on_a_healthy_node(world: World) -> None:
     ]
 
 
-def test_each_condition_tells_its_own_trouble(world: World) -> None:
+def test_each_condition_has_its_own_problem(world: World) -> None:
     world.outside.vms.why_not = "libvirt cannot be reached"
     assert [c.trouble for c in world.do.node.conditions()] == ["libvirt cannot be reached", ""]
     world.outside.vms.why_not, world.outside.networks.why_not = "", "no CNI configuration"

@@ -74,9 +74,21 @@ from virtshim.cli import {name}
 {name}.load_settings = loaded
 {name}.{call}
 """
+# They have loaded everything when they refuse these words. What reads the command line is not theirs.
+_CLUSTER = """
+import virtshim.cli.main
+from virtshim.cli import cluster
+from virtshim.model.errors import InvalidRequest
+try:
+    cluster.{call}
+except InvalidRequest:
+    loaded()
+"""
 _STARTS = {
     "virtshim serve": _COMMAND.format(name="serve", call="serve_command(None)"),
     "virtshim proxy": _COMMAND.format(name="proxy", call="proxy_command(None, None)"),
+    "virtshim agent": _CLUSTER.format(call="agent_command('', '', '', None, None, '')"),
+    "virtshim controller": _CLUSTER.format(call="controller_command('', '', '', 0, 0, signs=False)"),
     "tapmanager": "import tapmanager.__main__; loaded()",
     "virtshim-shares": "import tapmanager.shares.__main__; loaded()",
 }
@@ -87,7 +99,17 @@ _OPTIONAL = (
 )  # fmt: skip
 _VMS = ("libvirt", "sqlalchemy", "urllib3", "wsproto")
 _VIRTSHIM = ("grpc", "pydantic", "structlog", "virtshim")
+_RUNTIME = (
+    "pydantic",
+    "pyroute2",
+    "virtshim.annotations.options",
+    "virtshim.model.container",
+    "virtshim.model.vm",
+    "virtshim.store",
+)
 _UNUSED = {
+    "virtshim agent": (*_OPTIONAL, *_RUNTIME, "libvirt", "sqlalchemy", "virtshim.cluster.controller"),
+    "virtshim controller": (*_OPTIONAL, *_RUNTIME, "grpc", "libvirt", "sqlalchemy", "virtshim.cluster.agent"),
     "virtshim serve": (*_OPTIONAL, "pyroute2"),
     "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2", "virtshim.images.service", "virtshim.recovery", "virtshim.store"),
     "tapmanager": (

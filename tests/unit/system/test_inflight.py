@@ -11,7 +11,7 @@ from fakes.world import World, container_config, pod_key, sandbox_config
 from virtshim.model.container import ContainerName
 from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InternalError
 from virtshim.model.ids import SandboxId
-from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.locks import Inflight, LeaveOff, PodLocks
 
 
 class Slow:
@@ -92,7 +92,7 @@ def test_the_same_key_with_something_different_is_refused_at_once() -> None:
     first.done()
 
 
-def test_other_keys_do_not_wait() -> None:
+def test_calls_with_other_keys_do_not_wait() -> None:
     inflight, slow = Inflight[str](), Slow(lambda: "made")
     first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
     slow.begun.wait(WAIT_LIMIT)
@@ -231,6 +231,16 @@ def test_a_caller_does_not_wait_for_a_guest_while_its_vm_is_being_ended() -> Non
             assert leave_off.is_set()
         with locks.held_while_waiting(OTHER) as leave_off:
             assert not leave_off.is_set()
+
+
+def test_what_wakes_a_caller_is_called_when_it_should_give_up_and_never_later() -> None:
+    leave_off, calls = LeaveOff(), []
+    with leave_off.calling(lambda: calls.append("gone")):
+        pass
+    with leave_off.calling(lambda: calls.append("wakes")):
+        leave_off.set()
+    with leave_off.calling(lambda: calls.append("too late")):
+        assert calls == ["wakes", "too late"]
 
 
 def test_unused_locks_are_forgotten() -> None:

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.cni.conf import NetworkConf
+from tapmanager.cni.conf import NO_CNI, NetworkConf
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, Placement, from_json, to_json
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
-from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
+from tapmanager.network_values import Dns, Existing
+from tapmanager.pod import Nic, NicFunction, Pod, PortMapping, Route, SharedNic
 from tapmanager.sriov.vf_settings import VfSettings
 
 SANDBOX = "0123456789abcdef" * 4
@@ -88,6 +89,23 @@ def test_queues_are_read_as_they_were_written_and_earlier_records_have_none(ledg
     for where in (earlier["pod"], earlier["nics"][0]):
         del where["multi_queue"]
     assert from_json({**earlier, "placement": {"group": ""}}) == ENTRY
+
+
+def test_a_pod_in_another_runtimes_namespace_is_read_as_it_was_written(ledger: Ledger) -> None:
+    shared = dataclasses.replace(
+        ENTRY,
+        pod=dataclasses.replace(ENTRY.pod, existing=Existing("/run/netns/cni-1", ("10.88.0.5",))),
+        netns="/run/netns/cni-1",
+        conf=NO_CNI,
+        result=None,
+        nics=(),
+        placement=Placement(stream="/run/virtshim/shares/x/net/sock"),
+        shared=SharedNic("eth0", MAC, 4026532401, ("10.88.0.5/16",)),
+    )
+    ledger.write(shared)
+    ledger.place(SANDBOX, shared.placement)
+    assert ledger.read(SANDBOX) == shared
+    assert not {"shared", "existing"} & {*to_json(ENTRY), *to_json(ENTRY)["pod"]}, "an earlier version reads the others"
 
 
 def test_the_placement_of_an_earlier_version_holds_until_the_next(ledger: Ledger) -> None:
@@ -164,7 +182,7 @@ def test_deleting_twice_is_no_error(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
-def test_an_unreadable_file_is_listed_kept_and_an_error(ledger: Ledger, data: bytes) -> None:
+def test_an_unreadable_file_is_listed_and_kept_and_reading_it_fails(ledger: Ledger, data: bytes) -> None:
     path = Path(ledger.path(SANDBOX))
     path.write_bytes(data)
     with pytest.raises(TapmanagerError, match=str(path)) as caught:

@@ -72,7 +72,7 @@ def test_descriptors_arrive_as_new_ones_that_no_child_inherits(pair: tuple[socke
     protocol.close_all([read, write, fd])
 
 
-def test_the_end_of_a_connection_is_none(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_closed_connection_yields_no_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     left.close()
     assert protocol.recv_frame(right) is None

@@ -42,7 +42,7 @@ def test_a_reload_applies_what_can_change_and_names_what_cannot(
     assert caplog.text.count("settings.need_restart settings=socket") == 2  # until somebody does it
 
 
-def test_bad_settings_leave_the_old_ones_in_force(
+def test_bad_settings_leave_the_old_settings_in_force(
     file: Path, reload: Reload[Settings], used: list[Settings], caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text('[tapmanager]\ncni_timeout = 7\nlog_level = "loud"\ncolour = 1\n')

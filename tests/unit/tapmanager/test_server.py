@@ -248,7 +248,7 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words
     "verb",
     ["attach", "release", "group", "limit", "ungroup", "list", "pod", "status", "counters", "driver", "bind", "reset"],
 )
-def test_all_but_fetch_is_for_root_only(verb: str) -> None:
+def test_every_verb_except_fetch_is_for_root_only(verb: str) -> None:
     with pytest.raises(TapmanagerError) as caught:
         verbs.perform(None, {"verb": verb, "args": {}}, Peer(ME or 1, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "permission"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import grp
+import json
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,43 @@ from tapmanager.shares import __main__ as shares
 from virtshim.config import settings as config
 
 
-def test_names_and_defaults_are_those_of_virtshims_config() -> None:
-    theirs = config.Tapmanager().model_dump()
-    assert {one.name: one.default for one in dataclasses.fields(Settings)} == theirs
+def test_virtshims_config_has_each_setting() -> None:
+    assert [one.name for one in dataclasses.fields(Settings)] == list(config.Tapmanager.model_fields)
+    assert config.Tapmanager().model_dump() == dataclasses.asdict(Settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("socket", "here"), ("cni_bin_dir", ["bin"]), ("cni_timeout", 0), ("undo_timeout", 3601), ("filter", "ip"),
+        ("filter_by_pod", "often"), ("log_level", "loud"), ("qemu_user", ["root"]),
+    ],
+)  # fmt: skip
+def test_tapmanager_and_virtshims_config_refuse_the_same(tmp_path: Path, name: str, bad: object) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[tapmanager]\n{name} = {json.dumps(bad)}\n")
+    with pytest.raises(TapmanagerError, match=rf"tapmanager\.{name}"):
+        settings.load(["--config", str(file)])
+    with pytest.raises(config.BadConfiguration, match=rf"tapmanager\.{name}"):
+        config.load_settings(str(file))
+
+
+@pytest.mark.parametrize("name", ["filter", "log_level"])
+def test_virtshims_config_has_the_same_choices(name: str) -> None:
+    (one,) = (one for one in dataclasses.fields(Settings) if one.name == name)
+    assert config.Tapmanager.model_json_schema()["properties"][name]["enum"] == list(one.metadata["choices"])
+
+
+def test_the_help_of_a_flag_says_what_the_page_of_all_settings_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # without hyphens at the ends of lines
+    with pytest.raises(SystemExit):
+        settings.load(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for name, one in config.Tapmanager.model_fields.items():
+        assert f"--{name.replace('_', '-')} VALUE {one.description}" in said
+    assert "(default: 90.0 s)" in said
 
 
 def test_flags_win_over_drop_ins_and_drop_ins_over_the_file(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.errors import TapmanagerError
 from tapmanager.peer import Peer
-from tapmanager.shares import plan, verbs
+from tapmanager.shares import passt, plan, verbs
 from tapmanager.shares.__main__ import ShareSettings, load
 from tapmanager.shares.daemons import Place, ShareDaemons
+from tapmanager.shares.passt import Network
 from tapmanager.shares.plan import SharedMount
 from virtshim.config.settings import Shares
 
@@ -30,8 +31,10 @@ class Recorded(ShareDaemons):
     def check(self, *args: Any) -> None:
         self.calls.append(("check", *args[:-1]))
 
-    def start(self, place: Place, uid: int, mounts: Any, until: float, group: str = "") -> None:
-        self.calls.append(("start", place.directory, uid, tuple(mounts), group))
+    def start(
+        self, place: Place, uid: int, mounts: Any, until: float, group: str = "", network: Network | None = None
+    ) -> None:
+        self.calls.append(("start", place.directory, uid, tuple(mounts), group, *([network] if network else [])))
 
     def end(self, place: Place, until: float) -> None:
         self.calls.append(("end", place.directory))
@@ -60,9 +63,69 @@ def test_a_share_is_named_by_its_container_and_its_cgroup_is_below_its_pods() ->
     ]
 
 
+NETWORK = {
+    "netns": "/run/netns/cni-1",
+    "inode": 4026532401,
+    "uid": 2130706433,
+    "interface": "eth0",
+    "addresses": ["10.88.0.5/16", "fd00::5/64"],
+    "ports": {"tcp": [22, 443], "udp": [53]},
+    "dns": {"servers": ["10.96.0.10", "fd00::10"], "searches": ["svc.cluster.local", "cluster.local"]},
+}
+
+
+def network(**changes: Any) -> dict[str, Any]:
+    return share(network={**NETWORK, **changes})
+
+
+def test_a_share_without_volumes_may_have_a_network() -> None:
+    daemons = Recorded()
+    ask(daemons, "share", network())
+    ((*_, asked),) = daemons.calls
+    words = " ".join(passt.command_line(asked, "/run/shares/x/passt", "/tmp/sock"))
+    assert words.startswith("/run/shares/x/passt --quiet --socket /tmp/sock --interface eth0 --mtu 65520 ")
+    for part in (
+        "--address 10.88.0.5 --netmask 16 --gateway 169.254.7.1",
+        "--address fd00::5 --gateway fe80::7:1 --no-ra",
+        "--dns 10.96.0.10 --dns fd00::10 --search svc.cluster.local --search cluster.local",
+        "--tcp-ports 22 --tcp-ports 443 --udp-ports 53",
+    ):
+        assert part in words
+    assert "-only" not in words
+
+
+@pytest.mark.parametrize(("address", "only"), [("10.88.0.5/32", "--ipv4-only"), ("fd00::5/128", "--ipv6-only")])
+def test_a_network_without_ports_and_names_has_one_family(address: str, only: str) -> None:
+    daemons = Recorded()
+    ask(daemons, "share", network(addresses=[address], ports={}, dns={}))
+    ((*_, asked),) = daemons.calls
+    words = " ".join(passt.command_line(asked, "/run/shares/x/passt", "/tmp/sock"))
+    assert only in words
+    assert "--dns none --search none --tcp-ports none --udp-ports none" in words
+    assert ("--no-ra" in words) == (":" in address)
+
+
 @pytest.mark.parametrize(
     ("verb", "args"),
     [
+        ("share", network(netns="netns/x")),
+        ("share", network(inode=0)),
+        ("share", network(uid=0)),
+        ("share", network(interface="-x y")),
+        ("share", network(interface="a/b")),
+        ("share", network(addresses=[])),
+        ("share", network(addresses=["10.88.0.5"])),
+        ("share", network(addresses=["10.88.0.5/16", "10.88.0.6/16"])),
+        ("share", network(ports={"tcp": [0]})),
+        ("share", network(ports={"tcp": [65536]})),
+        ("share", network(ports={"tcp": ["22"]})),
+        ("share", network(ports={"tcp": [22, 22]})),
+        ("share", network(ports={"sctp": [22]})),
+        ("share", network(ports={"tcp": list(range(1, 34)), "udp": list(range(1, 33))})),
+        ("share", network(dns={"servers": ["none"]})),
+        ("share", network(dns={"searches": ["-x y"]})),
+        ("share", network(more=1)),
+        ("passt", {"more": 1}),
         ("share", share(container="../../etc")),
         ("share", share(directory="/run/../etc")),
         ("share", share(directory="run")),
@@ -89,7 +152,7 @@ def test_a_request_that_could_lead_elsewhere_is_refused(verb: str, args: dict[st
 
 @pytest.mark.hostile
 def test_every_share_request_of_qemu_is_refused() -> None:
-    for verb in ("check", "share", "unshare", "list"):
+    for verb in ("check", "passt", "share", "unshare", "list"):
         with pytest.raises(TapmanagerError, match="root only"):
             ask(Recorded(), verb, {}, QEMU)
 
@@ -121,10 +184,10 @@ def test_only_the_volumes_of_eight_vms_together_can_exhaust_the_nodes_open_files
 def test_the_share_program_reads_virtshims_settings_files(tmp_path: Path) -> None:
     assert ShareSettings() == ShareSettings(**Shares().model_dump()) == load(None)
     file = tmp_path / "config.toml"
-    file.write_text('[shares]\nsocket = "/a"\nvirtiofsd = "/v"\n[other]\nx = 1\n')
+    file.write_text('[shares]\nsocket = "/a"\nvirtiofsd = "/v"\npasst = "/p"\n[other]\nx = 1\n')
     (tmp_path / "config.toml.d").mkdir()
     (tmp_path / "config.toml.d" / "10.toml").write_text('[shares]\nsocket = "/b"\n')
-    assert load(str(file)) == ShareSettings("/b", "/v")
+    assert load(str(file)) == ShareSettings("/b", "/v", "/p")
     file.write_text("[shares]\ncolour = 1\n")
     with pytest.raises(TapmanagerError, match="colour"):
         load(str(file))

@@ -33,7 +33,7 @@ def test_a_bounded_call_raises_the_calls_error() -> None:
         BoundedCalls("ask").call(VM, refuse, LONG)
 
 
-def test_a_call_that_hangs_is_left_behind_and_the_next_for_that_vm_fails_at_once(wakes: threading.Event) -> None:
+def test_a_hanging_call_is_abandoned_and_the_next_call_for_the_vm_fails_at_once(wakes: threading.Event) -> None:
     calls = BoundedCalls("ask")
     with pytest.raises(DeadlineExceeded, match=f"ask VM {VM}: its QEMU does not answer"):
         calls.call(VM, wakes.wait, SHORT)

@@ -128,6 +128,7 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
         dataclasses.replace(PLAIN, smbios_uuid=True, ignition_file="/state/containers/c/ignition.json"),
         NODE,
     ),
+    "generation_id": (dataclasses.replace(PLAIN, generation_id=True), NODE),
     "sysprep_beside_scsi_disks": (
         dataclasses.replace(PLAIN, sysprep_iso="/state/containers/c/sysprep.iso"),
         NODE,
@@ -432,7 +433,7 @@ def test_the_quota_is_the_whole_vms_and_never_below_libvirts_minimum() -> None:
     assert etree.fromstring(domain_xml.build(PLAIN, profile)).find("cputune") is None
 
 
-def test_where_libvirt_manages_no_cgroups_it_is_told_of_no_limits() -> None:
+def test_libvirt_gets_no_limits_if_it_manages_no_cgroups() -> None:
     """It would refuse to start the VM; tapmanager makes the cgroup."""
     document = etree.fromstring(domain_xml.build(dataclasses.replace(PLAIN, limits=LIMITS, cgroup_parent="/x"), NODE))
     assert [tag for tag in ("cputune", "memtune", "numatune", "resource") if document.find(tag) is not None] == []

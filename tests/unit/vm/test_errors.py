@@ -90,7 +90,7 @@ def test_qemus_output_that_libvirt_has_not_read_counts_too(words: str, kind: typ
     assert words in str(failed)
 
 
-def test_an_error_that_libvirt_never_set_is_internal() -> None:
+def test_an_error_without_libvirts_code_is_internal() -> None:
     error = libvirt.libvirtError("")
     # The constructor takes what this thread saw last.
     error.err, error.args = None, ("a call failed",)

@@ -32,7 +32,7 @@ from virtshim.vm.power import to_power
         (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON, PowerState(Power.OFF)),
     ],
 )
-def test_state_and_reason(state: int, reason: int, power: PowerState) -> None:
+def test_libvirts_state_and_reason_say_whether_a_vm_runs(state: int, reason: int, power: PowerState) -> None:
     assert to_power(state, reason) == power
 
 

@@ -101,7 +101,7 @@ def test_the_guest_sees_what_it_saw() -> None:
     ("changes", "why"),
     [
         ({"name": "virtshim-another"}, "is that of VM virtshim-111111112222-db"),
-        ({"disks": spec("two").disks[:1], "numbers": DeviceNumbers((3,), (), (0,))}, "is in one of them alone"),
+        ({"disks": spec("two").disks[:1], "numbers": DeviceNumbers((3,), (), (0,))}, "only one of the two has"),
     ],
 )
 def test_a_state_of_another_vm_is_refused(changes: dict[str, object], why: str) -> None:

@@ -87,6 +87,16 @@ def test_the_machine_of_a_template_does_not_depend_on_the_pod() -> None:
     assert template_xml(definition(one), names("one")) == template_xml(definition(two, 1002), names("two"))
 
 
+def test_a_template_has_another_generation_id_than_its_guests_so_that_their_kernels_notice() -> None:
+    own = definition(spec(generation_id=True)).replace("<genid />", f"<genid>{uuid.UUID(int=1)}</genid>")
+    other = definition(spec(generation_id=True)).replace("<genid />", f"<genid>{uuid.UUID(int=2)}</genid>")
+    made = etree.fromstring(template_xml(own, names()))
+    assert [one.text for one in made.iterfind("genid")] == [None]
+    assert template_xml(own, names()) == template_xml(other, names()), "guests with different ids have one template"
+    for waits in (True, False):
+        assert f"<genid>{uuid.UUID(int=1)}</genid>" in on_memory_xml(own, "/run/memory/x.sock", waits=waits)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -95,6 +105,7 @@ def test_the_machine_of_a_template_does_not_depend_on_the_pod() -> None:
         {"hardware": HardwareOptions(watchdog=True)},
         {"exec_sockets": ("/run/vm/one/exec-0.sock",)},
         {"disk_bus": DiskBus.SCSI},
+        {"generation_id": True},
     ],
 )
 def test_another_machine_is_another_template(change: dict[str, object]) -> None:

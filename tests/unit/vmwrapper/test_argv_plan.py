@@ -48,6 +48,18 @@ def test_each_queue_and_each_vhost_net_has_its_descriptor() -> None:
     assert "mq=on,vectors=8" in words[11]
 
 
+def test_a_connection_to_passt_is_a_nic_of_one_queue() -> None:
+    words = argv_plan.nic_arguments(Q35, [{**NIC, "mtu": 65520, "stream": True}], [7])
+    assert words[:2] == ["-netdev", "stream,id=virtshimnet0,server=off,addr.type=fd,addr.str=7"]
+    assert "virtio-net-pci,netdev=virtshimnet0," in words[3]
+    assert "host_mtu=65520" in words[3]
+    with pytest.raises(PlanError, match="descriptors"):
+        argv_plan.nic_arguments(Q35, [{**NIC, "stream": True}], [7, 8])
+    for more in ({"queues": 2}, {"vhost": True}):
+        with pytest.raises(PlanError, match="passt"):
+            argv_plan.nic_arguments(Q35, [{**NIC, **more, "stream": True}], [7, 8])
+
+
 @pytest.mark.parametrize("queues", [0, 9, -1, "2", None, 1.5])
 def test_an_impossible_number_of_queues_is_refused(queues: object) -> None:
     with pytest.raises(PlanError, match="queues"):

@@ -47,7 +47,7 @@ def test_json_is_written_as_by_the_standard_library(value: object) -> None:
     assert json_core.dumps(value) == json.dumps(value, separators=(",", ":"))
 
 
-def test_values_that_no_request_has_are_not_written() -> None:
+def test_the_small_json_writer_refuses_other_values() -> None:
     for value in ([], None, {1: 2, "a": b""}):
         with pytest.raises(TypeError):
             json_core.dumps(value)

@@ -52,7 +52,7 @@ def virtlets(digest: ImageDigest, version: int = 1, rest: bytes = b"what was the
         (bytes(512) + b"LABELONE".ljust(512, b"\0"), Content.OTHER),
     ],
 )
-def test_what_is_on_a_volume(head: bytes, content: Content) -> None:
+def test_the_first_sector_says_what_is_on_a_volume(head: bytes, content: Content) -> None:
     assert parse(head, 64 * MIB).content is content
 
 

@@ -356,7 +356,7 @@ def test_a_guest_whose_agent_ended_keeps_its_mounts_and_is_reported_as_outdated(
     looked(world)
     world.app.watch.look()
     trouble = world.container(made).status.trouble
-    assert trouble.endswith("are in the guest, and are not renewed: timed out waiting for the guest agent")
+    assert trouble.endswith("are in the guest, but are not renewed: timed out waiting for the guest agent")
     assert mounted(world, made) == ["/etc/texts", "/token"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ from virtshim.volumes.mount_script import BUSY, NO_MODULE, NOT_MOUNTED
 
 READ_ONLY = container_config(mounts=(Mount("/a", "/srv/a", readonly=True), Mount("/b", "/srv/b", readonly=True)))
 DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    world.pull()
-    yield world
-    world.close()
 
 
 def running(world: World, config: ContainerConfig = DATA) -> ContainerId:
@@ -122,7 +113,7 @@ def test_a_guest_without_virtiofs_runs_without_read_only_volumes_and_that_is_rep
 
 
 def test_a_guest_that_is_still_mounting_is_asked_again_without_a_trouble(world: World) -> None:
-    answers = [CommandResult(BUSY, b"", b"another run of this script goes on\n"), CommandResult(0, b"", b"")]
+    answers = [CommandResult(BUSY, b"", b"another run of this script has not ended\n"), CommandResult(0, b"", b"")]
     world.outside.guests.do = lambda command, timeout, cancelled: answers.pop(0) if len(answers) > 1 else answers[0]
     made = running(world)
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])

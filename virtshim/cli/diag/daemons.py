@@ -27,6 +27,7 @@ _UNITS: Final = (
     "virtshim-shares",
     "virtshim-proxy",
     "virtshim-device-plugin",
+    "virtshim-agent",
     "virtshim-guests",
 )
 _OTHER_UNITS: Final = ("libvirtd", "virtqemud", "virtlogd", "containerd", "crio", "kubelet")
@@ -164,6 +165,7 @@ def cri(node: Node) -> Iterator[File]:
 
     from criproto.runtime_v1 import api_pb2 as pb
     from criproto.runtime_v1 import api_pb2_grpc
+    from virtshim.cri.channel import SHOW_ADOPTED
 
     with grpc.insecure_channel(f"unix:{node.settings.cri_socket}") as channel:
         runtime, images = api_pb2_grpc.RuntimeServiceStub(channel), api_pb2_grpc.ImageServiceStub(channel)
@@ -176,7 +178,7 @@ def cri(node: Node) -> Iterator[File]:
         }
         for name, (call, request) in calls.items():
             try:
-                answer = node.secrets.answer(MessageToDict(call(request, timeout=10)))
+                answer = node.secrets.answer(MessageToDict(call(request, timeout=10, metadata=SHOW_ADOPTED)))
             except grpc.RpcError as exc:
                 yield f"{name}.txt", f"{exc}\n"
             else:

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Final
 
 from tapmanager.cgroups.tree import hierarchies
+from tapmanager.shares.passt import PROGRAM as PASST
 from tapmanager.shares.plan import PROGRAMS
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import all_said, file_text, listing, said
@@ -112,6 +113,7 @@ def versions(node: Node) -> Iterator[File]:
         node.settings.libvirt.emulator,
         "qemu-img",
         virtiofsd,
+        node.settings.shares.passt or PASST,
         "libvirtd",
         "virsh",
         "containerd",
@@ -126,6 +128,7 @@ def versions(node: Node) -> Iterator[File]:
         "libvirt*",
         "qemu*",
         "virtiofsd*",
+        "passt*",
         "containerd*",
         "containernetworking*",
         "kube*",

@@ -10,20 +10,21 @@ from typing import Any
 
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import file_text, listing
+from virtshim.model.errors import InvalidRequest
 from virtshim.store.damage import check
 from virtshim.store.read_only import read_tables
 
 
 def settings(node: Node) -> Iterator[File]:
     """The settings in force, and the files that they may come from."""
-    if node.trouble:
-        yield "trouble.txt", f"{node.trouble}\nAll files below come from the default paths.\n"
     values = json.loads(node.settings.model_dump_json())
     yield "in-force.json", _text(node.secrets.configuration(values))
     files = [node.config_file, *sorted(glob.glob(f"{glob.escape(node.config_file)}.d/*"))]
     yield "files.txt", "".join(f"{path} {_mode(path)}\n" for path in files)
     directory = node.settings.images.translations_dir
     yield "images.txt", listing(directory) + listing(node.settings.images.registry_hosts_dir)
+    if node.trouble:
+        raise InvalidRequest(f"{node.trouble}\nThe archive was made with the default settings.")
 
 
 def store(node: Node) -> Iterator[File]:

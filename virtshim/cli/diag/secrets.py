@@ -22,14 +22,14 @@ from virtshim.vm.xml_text import parsed, text_of
 # Harmless fields of the records' dataclasses, and columns. A new field is removed until it is added here.
 KEPT: Final = frozenset(
     (
-        "added", "address", "addresses", "attempt", "beside_pod", "blocks", "bus", "cdi", "cgroup_parent", "changed",
+        "added", "address", "addresses", "adopted", "attempt", "beside_pod", "blocks", "bus", "cdi", "cgroup_parent", "changed",
         "changed_overhead", "changed_resources", "checkpointing", "claim", "claims", "code", "command_begun", "config",
         "container_id", "container_path", "container_port", "copied", "copies", "cpu_period", "cpu_quota", "cpu_shares",
         "cpuset_cpus", "cpuset_mems", "created_at", "destination", "device", "devices", "digest", "disk_bus", "dns",
         "boot", "domain", "domain_uuid", "driver", "dropped", "empty_disks", "ending", "error", "exit", "family",
         "fatal", "finished_at",
         "follows", "format", "frozen", "function", "gateway", "gid", "granted", "group", "groups", "guest", "host",
-        "host_ip", "host_path", "host_port", "hostname", "hugepage_limits", "id", "identity", "image", "image_config",
+        "host_ip", "host_path", "host_port", "hostname", "hugepage_limits", "id", "identity", "image", "image_config", "inode",
         "image_id", "image_ref", "image_sub_path", "interfaces", "ip", "ipc", "ips", "is_file", "is_volume", "key", "kind",
         "labels",
         "log_directory", "log_file", "log_path", "mac", "max_memory_bytes", "max_vcpus", "memory_bytes", "memory_volumes",
@@ -44,7 +44,7 @@ KEPT: Final = frozenset(
         "runtime_handler",
         "sandbox_id", "searches", "servers", "size", "size_bytes", "slot", "source", "started_at", "stdin",
         "stdin_once", "stop_asked", "stop_signal", "supplementary", "sysctls", "table", "table_routes", "tags",
-        "taken", "target", "text", "tmpfs", "tree", "trouble", "troubles", "tty", "uid",
+        "passt_uid", "taken", "target", "text", "tmpfs", "tree", "trouble", "troubles", "tty", "uid",
         "unified", "unmounted", "user", "user_image", "uuid", "value", "vcpus", "version_num", "virtual_size",
         "volumes", "working_dir", "written",
         "vm", "save_on_stop", "state_volume", "saving", "renewing", "known_as", "arriving", "moved_to", "restore_from",

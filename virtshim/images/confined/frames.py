@@ -78,7 +78,7 @@ def parse_words(payload: bytes) -> list[str]:
 
 
 def names(*texts: str) -> bytes:
-    """As `words`, but keeps file names that are not UTF-8."""
+    """Like `words`, but keeps file names that are not UTF-8."""
     return "\0".join(texts).encode(errors="surrogateescape")
 
 

@@ -227,7 +227,8 @@ def by_several(
                 if taken == 2 * CONNECTIONS:
                     alone.close()
                     if came < GAIN * rate * (time.monotonic() - began):
-                        # What is under way is used: on a link that one connection fills, its bytes would come twice.
+                        # Parts under way are still used: if one connection fills the link, the rest of them comes soon, and
+                        # asking again would bring their bytes twice.
                         parts.ask_no_more()
     finally:
         # Do not count bytes of parts that were not passed on.

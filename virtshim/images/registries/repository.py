@@ -123,7 +123,7 @@ class Repository:
         return answered(functools.partial(self._first_now, need, ask), self._watch)
 
     def _first_now(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
-        """As `_first`, without waiting: raises Busy if waiting may help."""
+        """Like `_first`, but does not wait: raises Busy if waiting may help."""
         able = [endpoint for endpoint in self._endpoints if endpoint.may(need)]
         soonest: list[int] = []
         for endpoint in able[:-1]:

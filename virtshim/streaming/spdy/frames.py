@@ -194,8 +194,8 @@ def _numbers(layout: str, kind: int, payload: bytes, *, exact: bool = False) -> 
 # --- writing
 
 
-def _encode(kind: Type, payload: bytes, flags: int = 0) -> bytes:
-    head = struct.pack(">HHI", _CONTROL_BIT | VERSION, kind, flags << 24 | len(payload))
+def _encode(kind: Type, payload: bytes) -> bytes:
+    head = struct.pack(">HHI", _CONTROL_BIT | VERSION, kind, len(payload))
     return head + payload
 
 

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement
 
-from virtshim.devices.guest_view import GUEST_VIEW_MAX_USB_DEVICES, guest_view_buses, guest_view_serials
+from virtshim.devices.guest_view import GUEST_VIEW_MAX_USB_DEVICES, guest_buses, guest_serials
 from virtshim.devices.values import (
     BlockDevice,
     MediatedDevice,
@@ -39,13 +39,13 @@ _FIRST_SLOT = 1
 
 def root_ports(passthrough: Sequence[Passthrough]) -> list[Element]:
     """The port with index k is for the k-th device on PCI."""
-    return [_root_port(bus) for bus, _ in guest_view_buses(passthrough)]
+    return [_root_port(bus) for bus, _ in guest_buses(passthrough)]
 
 
 def fillers(numbers: Sequence[int], passthrough: Sequence[Passthrough]) -> list[Element]:
     """Empty ports for the slots of virtio disks whose first disk is gone: a guest ignores a slot that lacks its first function.
     `numbers`: the numbers of the disks that are left."""
-    first = len(guest_view_buses(passthrough)) + 1
+    first = len(guest_buses(passthrough)) + 1
     return [_port(bus, PciAddress(0, 0, slot, 0)) for bus, slot in enumerate(root_bus.headless(numbers), start=first)]
 
 
@@ -71,7 +71,7 @@ def usb_controller() -> Element:
 
 def build(passthrough: Sequence[Passthrough]) -> list[Element]:
     """`managed='no'`, because a device plugin or virtshim binds the functions to VFIO and unbinds them."""
-    buses = {device: bus for bus, device in guest_view_buses(passthrough)}
+    buses = {device: bus for bus, device in guest_buses(passthrough)}
     usb = [device for device in passthrough if isinstance(device, UsbDevice)]
     return [
         *(_on_pci(device, bus) for device, bus in buses.items()),
@@ -125,7 +125,7 @@ def disks(blocks: Sequence[BlockDevice], numbers: Sequence[int], owner: QemuIds 
     device nodes to QEMU's user, or to the `owner`."""
     return [
         _disk(block, serial, number, owner)
-        for block, serial, number in zip(blocks, guest_view_serials(blocks), numbers, strict=True)
+        for block, serial, number in zip(blocks, guest_serials(blocks), numbers, strict=True)
     ]
 
 

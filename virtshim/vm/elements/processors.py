@@ -36,7 +36,7 @@ class DomainType(enum.Enum):
 
     @property
     def has_guest(self) -> bool:
-        """Whether a guest runs that could give memory back."""
+        """Whether this runs a real guest, which could give memory back."""
         return self is not DomainType.TEST
 
 

@@ -86,7 +86,7 @@ def test_secrets_of_pods_are_removed_from_records_and_from_texts_that_repeat_the
     assert PLANTED not in secrets.cleaned(f"the log of somebody else: {PLANTED}.")
 
 
-def test_what_identifies_a_pod_stays() -> None:
+def test_fields_that_identify_a_pod_are_kept() -> None:
     record = {
         "key": {"namespace": "shop", "name": "db-0", "uid": "u-1"},
         "labels": {"app": "database-of-the-shop"},

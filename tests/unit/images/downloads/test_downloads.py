@@ -213,7 +213,7 @@ def test_no_partial_layer_is_kept_if_the_disk_needs_the_space(
     assert partial() == []
 
 
-def test_a_layer_that_cannot_be_kept_is_pulled_anyway(
+def test_a_layer_without_space_for_a_partial_download_is_still_pulled(
     layer: Source, store, qcow2: bytes, partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write

@@ -329,7 +329,7 @@ STATUSES = pytest.mark.parametrize("status", [403, 404, 429, 503])
 
 
 @STATUSES
-def test_a_server_that_allows_one_connection_is_read_over_that_one(
+def test_a_download_continues_on_the_one_connection_that_the_server_allows(
     source: Source, store, qcow2: bytes, by_several, pauses, status: int
 ) -> None:
     refused = refuse_further(source, status, granted=0)
@@ -340,7 +340,7 @@ def test_a_server_that_allows_one_connection_is_read_over_that_one(
 
 
 @STATUSES
-def test_a_server_that_allows_few_connections_is_read_over_those(
+def test_a_download_uses_the_few_connections_that_the_server_allows(
     source: Source, store, qcow2: bytes, by_several, pauses, status: int
 ) -> None:
     refuse_further(source, status, granted=2)
@@ -467,7 +467,7 @@ def test_a_part_below_the_minimum_rate_is_requested_over_another_connection(
     assert source.web.routes[source.path] is whole
 
 
-def test_a_connection_that_a_cancelled_thread_opens_is_closed_and_others_go_on() -> None:
+def test_a_connection_that_a_cancelled_thread_opens_is_closed_and_others_continue() -> None:
     ours, theirs = socket.socketpair()
     with PullWatch("x", NEVER, 60) as watch, ours, theirs:
         watch.guard(theirs)

@@ -67,7 +67,7 @@ def test_a_file_that_is_pushed_again_is_the_same_image(artifact, pull) -> None:
     assert pull(artifact(**{"other.bin": b"weights"})).tree != first.tree
 
 
-def test_a_disk_that_another_source_also_has_keeps_its_files(
+def test_a_disk_pulled_again_from_another_source_keeps_its_files(
     fake_registry: FakeRegistry, store, web, qcow2: bytes, tmp_path: Path
 ) -> None:
     def pushed(name: str) -> str:

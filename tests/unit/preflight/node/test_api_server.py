@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,11 @@ TOKEN = {"token": "secret"}
 ASKS = {"VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataSource": "configmap/ud"}
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    api = Api(tmp_path_factory.mktemp("api"))
-    yield api
-    api.close()
-
-
 @pytest.fixture
-def api(running: Api) -> Api:
-    running.asked.clear()
-    running.answers = {}
-    return running
+def api(apiserver: Api) -> Api:
+    apiserver.asked.clear()
+    apiserver.answers = {}
+    return apiserver
 
 
 def reviews(*allowed: str, events: bool = True) -> Callable[[Any], Any]:
@@ -69,7 +62,7 @@ def told(path: str, place: Path, *pods: Sandbox, damaged: Sequence[str] = ()) ->
     with contextlib.closing(sqlite3.connect(state / "state.db")) as database:
         columns = "id text, namespace text, name text, created_at int, document text"
         database.execute(f"create table if not exists sandboxes ({columns})")
-        made = [(one.key.name, one.key.namespace, one.key.name, rows.sandbox_document(one)) for one in pods]
+        made = [(one.key.name, one.key.namespace, one.key.name, rows.SANDBOX.text(one)) for one in pods]
         database.executemany("insert into sandboxes values (?, ?, ?, 1, ?)", made)
         database.executemany("insert into sandboxes values ('0123', 'team', ?, 2, 'damaged')", [(n,) for n in damaged])
         database.commit()
@@ -120,7 +113,7 @@ def test_objects_that_were_not_tried_are_counted_separately(api: Api, tmp_path: 
         ((), "the objects that pods' specs and Roles of their namespaces allow"),
     ],
 )
-def test_without_such_pods_the_finding_says_what_the_node_may_read(
+def test_without_pods_that_name_objects_the_finding_says_what_the_node_may_read(
     api: Api, tmp_path: Path, allowed: tuple[str, ...], said: str
 ) -> None:
     api.answers[REVIEWS] = reviews(*allowed)

@@ -53,7 +53,7 @@ def test_the_class_is_found_with_a_certificate_in_a_file_or_inline(api: Api, tmp
         ({"exec": {"command": "aws"}}, {}, "does not run a login program"),
         ({"token": "secret"}, {"certificate-authority": "none"}, "No such file"),
         ({"token": "secret"}, {"certificate-authority-data": "***"}, "is not base64"),
-        ({"token": "secret"}, {"server": "http://127.0.0.1"}, "no https address"),
+        ({"token": "secret"}, {"server": "http://127.0.0.1"}, "not an https address"),
         ({"token": "secret"}, {"server": "https://127.0.0.1:1"}, "refused"),
     ],
 )

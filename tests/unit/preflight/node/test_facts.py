@@ -11,7 +11,7 @@ from fakes.full_records import CONTAINER, SANDBOX
 
 from virtshim.config.settings import Settings
 from virtshim.model.container import ContainerPhase
-from virtshim.preflight import node_checks, node_facts
+from virtshim.preflight import checks, node_checks, node_facts
 from virtshim.preflight.finding import Level
 from virtshim.store import rows
 from virtshim.store.read_only import read_running
@@ -55,7 +55,7 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("create table sandboxes (id text, namespace text, name text, created_at int, document text)")
         database.execute("create table containers (id text, sandbox_id text, name text, created_at int, document text)")
-        database.execute("insert into sandboxes values ('s', 'team', 'web', 1, ?)", (rows.sandbox_document(SANDBOX),))
+        database.execute("insert into sandboxes values ('s', 'team', 'web', 1, ?)", (rows.SANDBOX.text(SANDBOX),))
         documents = [rows.container_document(running), rows.container_document(ended), "damaged"]
         database.executemany("insert into containers values ('c', 's', 'vm', 1, ?)", [(one,) for one in documents])
         database.commit()
@@ -90,6 +90,27 @@ def test_every_check_of_a_nodes_surroundings_runs_on_any_machine(place: Path) ->
         node_checks.container_runtimes,
         node_checks.clock_synchronised, node_checks.clock_source, node_checks.virtshim, node_checks.shares,
         node_checks.qemu_overhead,
-        node_checks.cluster_objects,
+        node_checks.cluster_objects, node_checks.cluster_agent,
     ):  # fmt: skip
         assert all(found.text for found in check(settings))
+
+
+@pytest.mark.parametrize(
+    ("prints", "says"),
+    [
+        ('[ "$1" = --version ] && echo passt 2023_03_09.7c7625d', "older than 2024-08-21 (of 2023-03-09)"),
+        ('[ "$1" = --version ] && echo passt unknown version; exit 1', "pods with containers beside their VM"),
+        ('[ "$1" = --version ] && { echo passt unknown version; exit 0; }; exit 1', "(its version has no date)"),
+        ("echo --map-guest-addr", ""),
+    ],
+)
+def test_the_configured_passt_is_asked_for_its_version(tmp_path: Path, prints: str, says: str) -> None:
+    program = tmp_path / "passt"
+    program.write_text(f"#!/bin/sh\n{prints}\n")
+    settings = Settings.model_validate({"shares": {"passt": str(program)}})
+    (found,) = checks.passt(settings)
+    assert f"no passt at {program}" in found.text
+    program.chmod(0o755)
+    (found,) = checks.passt(settings)
+    assert (found.level is Level.OK) == (not says)
+    assert says in found.text

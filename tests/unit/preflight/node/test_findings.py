@@ -53,7 +53,7 @@ def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
         (KubeletSetup(unreadable=(f"{FILE}: not YAML: x",)), WARNING, FILE),
     ],
 )
-def test_kubelets_configuration(found: KubeletSetup, level: Level, said: str) -> None:
+def test_a_kubelet_configuration_that_cannot_be_read_is_reported(found: KubeletSetup, level: Level, said: str) -> None:
     told = kubelet_configuration(found)
     assert told.level is level
     assert said in told.text
@@ -70,7 +70,9 @@ def test_kubelets_configuration(found: KubeletSetup, level: Level, said: str) ->
         (setup(cgroupDriver="cgroupfs"), "systemd", "", WARNING),
     ],
 )
-def test_kubelets_cgroup_driver(found: KubeletSetup, ours: str, version: str, level: Level) -> None:
+def test_kubelet_must_have_our_cgroup_driver_or_ask_for_it(
+    found: KubeletSetup, ours: str, version: str, level: Level
+) -> None:
     assert kubelet_cgroup_driver(found, ours, ProgramOutput(version)).level is level
 
 
@@ -84,7 +86,9 @@ def test_kubelets_cgroup_driver(found: KubeletSetup, ours: str, version: str, le
         (None, (), WARNING, "virtshim setup"),
     ],
 )
-def test_kubelets_endpoint(value: str | None, missing: Sequence[str], level: Level, said: str) -> None:
+def test_kubelet_must_call_our_socket_or_the_proxys(
+    value: str | None, missing: Sequence[str], level: Level, said: str
+) -> None:
     served = {"/run/virtshim/virtshim.sock": "virtshim", "/run/virtshim/proxy.sock": "virtshim-proxy"}
     told = kubelet_endpoint(setup(containerRuntimeEndpoint=value) if value else setup(), served, frozenset(missing))
     assert told.level is level
@@ -105,7 +109,7 @@ HEAD = "Filename\tType\tSize\tUsed\tPriority"
         (setup(), "", WARNING),
     ],
 )
-def test_swap(found: KubeletSetup, swaps: str, level: Level) -> None:
+def test_kubelet_refuses_swap_that_is_on(found: KubeletSetup, swaps: str, level: Level) -> None:
     assert kubelet_swap(found, swaps).level is level
 
 
@@ -129,9 +133,44 @@ def runtime(**changed: object) -> RuntimeSetup:
         ([runtime(trouble="/etc/containerd/config.toml: not TOML")], True, [WARNING]),
     ],
 )
-def test_another_runtime(found: list[RuntimeSetup], proxied: bool, levels: list[Level]) -> None:
+def test_a_runtime_beside_virtshim_must_have_our_cgroup_driver_and_network(
+    found: list[RuntimeSetup], proxied: bool, levels: list[Level]
+) -> None:
     told = beside_findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
     assert [one.level for one in told] == levels
+
+
+@pytest.mark.parametrize(("handlers", "proxied", "levels"), [
+    ({}, True, [OK, WARNING]), ({}, False, [OK]), ({"virtshim-pod": {}}, True, [OK]),
+])  # fmt: skip
+def test_a_runtime_without_an_entry_for_pods_with_containers_beside_their_vm(
+    handlers: dict[str, dict[str, str]], proxied: bool, levels: list[Level]
+) -> None:
+    told = beside_findings(
+        [runtime(handlers=handlers, handlers_table="t")], "systemd", "/etc/cni/net.d",
+        behind_proxy=proxied, pod_handlers=["virtshim-pod"],
+    )  # fmt: skip
+    assert [one.level for one in told] == levels
+    if WARNING in levels:
+        assert "containerd has no OCI runtime virtshim-pod" in told[-1].text
+        assert told[-1].remedy.startswith("run virtshim setup, or copy the table")
+
+
+@pytest.mark.parametrize(("handlers", "level", "said"), [
+    ({}, OK, "has no OCI runtime virtshim-pod, so it refuses them"),
+    ({"virtshim-pod": {}}, WARNING, "has the OCI runtime virtshim-pod, so it makes such pods, and the proxy refuses their VM"),
+])  # fmt: skip
+def test_crio_cannot_make_pods_with_containers_beside_their_vm(
+    handlers: dict[str, dict[str, str]], level: Level, said: str
+) -> None:
+    crio = RuntimeSetup("cri-o", "/s", "/f", cgroup_driver="systemd", handlers=handlers)
+    handler = ["virtshim-pod"]
+    told = beside_findings([crio], "systemd", "/etc/cni/net.d", behind_proxy=True, pod_handlers=handler)[-1]
+    assert told.level is level
+    assert "need containerd, because cri-o does not tell the handler of a pod" in told.text
+    assert said in told.text
+    if level is WARNING:
+        assert told.remedy == "remove virtshim-pod from cri-o's configuration, and restart cri-o"
 
 
 @pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "calls virtshim directly"), ("proxy.sock", "cgroupfs")])
@@ -152,12 +191,12 @@ def test_a_containerd_without_a_cgroup_setting_uses_cgroupfs() -> None:
 
 
 @pytest.mark.parametrize(("answer", "level"), [(True, OK), (False, WARNING), (None, WARNING)])
-def test_the_clock(answer: bool | None, level: Level) -> None:
+def test_a_clock_that_is_not_synchronised_is_reported(answer: bool | None, level: Level) -> None:
     assert clock_synchronised(answer, "Operation not permitted").level is level
 
 
 @pytest.mark.parametrize(("name", "level"), [("tsc", OK), ("kvm-clock", OK), ("hpet", WARNING), ("", WARNING)])
-def test_the_clocks_source(name: str, level: Level) -> None:
+def test_a_slow_clock_source_is_reported(name: str, level: Level) -> None:
     assert clock_source(name).level is level
 
 
@@ -178,7 +217,9 @@ def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
         (file(stat.S_IFREG | 0o600), "", ERROR),
     ],
 )
-def test_listening_sockets(there: FileStatus | None, silence: str, level: Level) -> None:
+def test_a_finding_says_whether_a_daemon_listens_on_its_socket(
+    there: FileStatus | None, silence: str, level: Level
+) -> None:
     told = listeners_listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
     assert told.level is level
     assert level is OK or "systemctl" in told.remedy or "chmod" in told.remedy

@@ -76,10 +76,10 @@ def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its
 ) -> None:
     found = node_facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/kustomize/base/runtimeclass.yaml"))
     assert [(one.handler, one.overhead) for one in found] == [
-        ("virtshim", 256 * MIB), ("virtshim", 1024 * MIB), ("virtshim", 4096 * MIB),
+        ("virtshim", 256 * MIB), ("virtshim", 1024 * MIB), ("virtshim", 4096 * MIB), ("virtshim-pod", 320 * MIB),
     ]  # fmt: skip
     measured = [QemuMemory("a/b", 256 * MIB, 90 * MIB), QemuMemory("a/large", 1024 * MIB, 700 * MIB)]
-    assert {declared(one, ("virtshim",), measured).level for one in found} == {Level.OK}
+    assert {declared(one, ("virtshim",), measured, {"virtshim-pod"}).level for one in found} == {Level.OK}
     told = declared(found[0], ("virtshim",), [QemuMemory("a/b", 256 * MIB, 300 * MIB)])
     assert told.level is Level.WARNING
     assert "runtimeclass.yaml, virtshim: overhead 256 MiB" in told.text
@@ -94,10 +94,16 @@ def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its
         (RuntimeClass("f", trouble="it is no RuntimeClass"), Level.WARNING),
     ],
 )
-def test_runtime_classes_with_faults(found: RuntimeClass, level: Level) -> None:
+def test_a_runtime_class_with_a_fault_is_reported_with_a_remedy(found: RuntimeClass, level: Level) -> None:
     told = declared(found, ("virtshim",), [QemuMemory("a/b", 256 * MIB, 90 * MIB)])
     assert told.level is level
     assert told.remedy
+
+
+def test_a_runtime_class_for_pods_with_containers_beside_their_vm_must_have_an_overhead() -> None:
+    told = declared(RuntimeClass("f", "virtshim-pod", 0), ("virtshim",), [], {"virtshim-pod"})
+    assert told.level is Level.ERROR
+    assert "virtshim refuses pods with the handler virtshim-pod" in told.text
 
 
 @pytest.mark.parametrize("document", [None, [], {"kind": "Pod"}])

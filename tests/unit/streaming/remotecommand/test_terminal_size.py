@@ -9,7 +9,7 @@ import pytest
 from virtshim.streaming.remotecommand import Size, SizeReader
 
 
-def test_of_several_sizes_the_newest_counts():
+def test_the_newest_of_several_sizes_counts():
     reader = SizeReader()
     assert reader.feed(b'{"Width":80,"Height":24}\n{"Width":90,"Height":30}') == Size(90, 30)
     assert reader.feed(b"\n") is None
@@ -54,7 +54,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("many", [b"{}", b"1 ", b'{"Width":1,"Height":1}\n'])
-def test_of_a_flood_of_sizes_only_the_last_ones_are_parsed(many):
+def test_only_the_last_sizes_of_a_flood_are_parsed(many):
     """All sessions of the node wait meanwhile."""
     reader = SizeReader()
     reader._decoder = counting = Counting()

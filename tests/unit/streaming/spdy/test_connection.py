@@ -87,7 +87,7 @@ def test_one_compression_context_serves_all_blocks(server, client):
         assert event == Opened(stream, {"streamtype": "data", "port": "8080"})
 
 
-def test_headers_frames_are_unpacked_so_that_the_context_goes_on(server, client):
+def test_headers_frames_are_unpacked_so_that_later_headers_can_be_read(server, client):
     server.receive(client.syn_stream(1, {"a": "b"}))
     assert server.receive(client.headers(1, {"more": "later"})) == []
     assert server.receive(client.syn_stream(3, {"port": "80"})) == [Opened(3, {"port": "80"})]
@@ -139,7 +139,7 @@ def test_a_stream_beyond_the_limit_is_refused_until_another_ends(server, client)
     assert server.receive(client.syn_stream(9, {})) == [Opened(9, {})]
 
 
-def test_after_goaway_new_streams_are_refused_and_old_ones_go_on(server, client):
+def test_after_goaway_new_streams_are_refused_and_old_ones_continue(server, client):
     server.receive(client.syn_stream(1, {}))
     server.goaway()
     server.goaway()

@@ -315,7 +315,7 @@ def test_a_plugin_that_leaves_a_child_with_our_pipes_is_cut_at_the_limit(place: 
     wait_until(lambda: not runs(int((place.bin / "child").read_text())), 5, "the child is gone")
 
 
-def test_no_time_left_runs_nothing(place: Place) -> None:
+def test_no_plugin_runs_after_the_time_limit(place: Place) -> None:
     place.plugin("one", "")
     with pytest.raises(TapmanagerError, match="time limit expired before"):
         place.cni.add(place.chain("one"), place.at, time.monotonic())

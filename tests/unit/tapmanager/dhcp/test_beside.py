@@ -17,7 +17,7 @@ from tapmanager.dhcp.server import DhcpServer
 from tapmanager.ipv6 import frame
 from tapmanager.ipv6.announcer import Announcer, Ends
 from tapmanager.ipv6.frame import Packet
-from tapmanager.ipv6.routers import Router, Told
+from tapmanager.ipv6.routers import Announcement, Router
 
 MAC, SERVER_MAC, GATEWAY_MAC = (bytes.fromhex(one) for one in ("0a58c0a80002", "020000000002", "020000000011"))
 STAND_IN, GATEWAY = IPv6Address("fe80::7669:7274:0:1"), IPv6Address("fd00::1")
@@ -69,8 +69,8 @@ class Node:
         tap = Tap()
         self._taps.append(tap)
         ends = Ends(tap.send, lambda data: None, lambda address, mac, then: self.dhcp.beside.begin(work, then))
-        told = Told(MAC, SERVER_MAC, IPv6Address("fd00::5"), 1500, (router,))
-        announcer = Announcer(told, ends, (), time.monotonic())
+        announced = Announcement(MAC, SERVER_MAC, IPv6Address("fd00::5"), 1500, (router,))
+        announcer = Announcer(announced, ends, (), time.monotonic())
         self.dhcp.serve(name, GuestNic(tap, None, None, announcer))  # type: ignore[arg-type]
         return tap
 

@@ -24,7 +24,8 @@ from tapmanager.dhcp.packet import (
     build_frame,
     frame_parse,
 )
-from tapmanager.pod import Dns, Nic, Route
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic, Route
 
 MAC = bytes.fromhex("0a58c0a80002")
 OTHER_MAC = bytes.fromhex("0a58c0a80003")

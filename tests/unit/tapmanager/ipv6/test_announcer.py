@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tapmanager.ipv6 import discovery, frame, routers
 from tapmanager.ipv6.announcer import Announcer, Ends
 from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address, stand_in_mac
-from tapmanager.pod import OFF, WITH_IP, Dns, Neighbour, Nic, Route
+from tapmanager.network_values import OFF, WITH_IP, Dns
+from tapmanager.pod import Neighbour, Nic, Route
 
 MAC, GATEWAY_MAC, OTHER_MAC = (bytes.fromhex(one) for one in ("0a58c0a80002", "020000000011", "020000000012"))
 GATEWAY, LINK_LOCAL = IPv6Address("fd00::1"), IPv6Address("fe80::858:c0ff:fea8:2")
@@ -69,10 +70,10 @@ class Network:
         self.stands_in: dict[IPv6Address, bytes] = {}
         self.works = True
         self._made_later: list[Callable[[], None]] = []
-        told = routers.told(nic, dns)
-        assert told is not None
-        self.told = told
-        self.announcer = Announcer(told, Ends(self._send, self._ask, self._stand_in), known, self.now)
+        announced = routers.announcement_for(nic, dns)
+        assert announced is not None
+        self.announced = announced
+        self.announcer = Announcer(announced, Ends(self._send, self._ask, self._stand_in), known, self.now)
         self.announcer.tick(self.now)
         self.makes()
 
@@ -141,7 +142,7 @@ def ready(nic: Nic = NIC, dns: Dns = DNS) -> Network:
 
 
 def test_an_interface_without_an_ipv6_address_gets_no_advertisement() -> None:
-    assert routers.told(dataclasses.replace(NIC, addresses=("10.88.0.5/16",)), DNS) is None
+    assert routers.announcement_for(dataclasses.replace(NIC, addresses=("10.88.0.5/16",)), DNS) is None
 
 
 def test_a_solicitation_is_answered_with_all_that_the_guest_needs() -> None:
@@ -231,11 +232,11 @@ def test_an_mtu_too_small_for_ipv6_is_not_advertised() -> None:
 
 
 def test_routes_that_cannot_be_advertised_are_logged() -> None:
-    nowhere = routers.told(dataclasses.replace(NIC, routes=(Route("::/0"),)), DNS)
+    nowhere = routers.announcement_for(dataclasses.replace(NIC, routes=(Route("::/0"),)), DNS)
     assert nowhere is not None
     assert nowhere.left_out == ("::/0: it has no gateway",)
     many = tuple(Route(f"fd01::{number:x}/128", f"fd00::{number:x}") for number in range(1, 258))
-    crowd = routers.told(dataclasses.replace(NIC, routes=many), DNS)
+    crowd = routers.announcement_for(dataclasses.replace(NIC, routes=many), DNS)
     assert crowd is not None
     assert crowd.left_out == ("fd01::100/128: too many gateways", "fd01::101/128: too many gateways")
 
@@ -287,7 +288,7 @@ def test_a_router_is_advertised_only_once_its_stand_in_exists() -> None:
     assert [one.lifetime for one in network.heard()] == [65535]
 
 
-def test_of_gateway_macs_heard_during_a_set_up_only_the_last_is_set_up_next() -> None:
+def test_only_the_last_gateway_mac_heard_during_a_set_up_is_set_up_next() -> None:
     network = Network()
     for mac in (GATEWAY_MAC, OTHER_MAC, STAND_IN_MAC, OTHER_MAC):
         network.answers(mac, is_slow=True)

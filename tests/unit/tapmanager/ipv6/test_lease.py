@@ -54,7 +54,8 @@ from tapmanager.ipv6.lease import (
     message_parse,
     message_parse_options,
 )
-from tapmanager.pod import Dns, Nic
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic
 
 MAC = bytes.fromhex("0a58c0a80002")
 OWN, SECOND, FOREIGN = IPv6Address("fd00::5"), IPv6Address("fd00:1::5"), IPv6Address("fd00::bad")
@@ -227,7 +228,7 @@ def test_a_renewal_keeps_the_plugins_addresses_and_revokes_others(kind: int) -> 
 @pytest.mark.parametrize(
     ("had", "said"), [(OWN, MESSAGE_SUCCESS), (SECOND, MESSAGE_SUCCESS), (FOREIGN, MESSAGE_NOT_ON_LINK)]
 )
-def test_a_client_that_comes_back_is_told_whether_its_address_is_still_good(had: IPv6Address, said: int) -> None:
+def test_a_returning_client_learns_whether_its_address_is_still_valid(had: IPv6Address, said: int) -> None:
     answer = answered(asking(MESSAGE_CONFIRM, ia(had)))
     assert (answer.kind, statuses(answer), answer.associations) == (MESSAGE_REPLY, [said], ())
 

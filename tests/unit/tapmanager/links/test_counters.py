@@ -12,7 +12,7 @@ Inter-|   Receive                                                |  Transmit
 """
 
 
-def test_what_a_tap_receives_is_what_the_guest_sent() -> None:
+def test_bytes_that_a_tap_received_count_as_sent_by_the_guest() -> None:
     assert counters_parsed(DEV)["tap0"] == (2000, 20, 3, 4, 1000, 10, 1, 2)
 
 

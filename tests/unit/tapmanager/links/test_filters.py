@@ -9,7 +9,8 @@ import pytest
 
 from tapmanager.links import nft
 from tapmanager.links.filters import dhcp_guard, dhcp_guard_exceptions, gateway_rewrite_rules, spoof_filter_rules
-from tapmanager.pod import FILTERS, Nic, Route
+from tapmanager.network_values import FILTERS
+from tapmanager.pod import Nic, Route
 
 _NIC = Nic(
     "eth0", "0a:58:00:00:00:01", "02:00:00:00:00:01", "br0", "02:00:00:00:00:02", "tap0", 1500,

@@ -95,11 +95,11 @@ def test_a_link_that_leads_out_of_the_pod_is_given_even_without_a_record(kind: s
 
 
 @pytest.mark.parametrize("kind", ["dummy", "bridge", "gretap", "erspan", "tun"])
-def test_a_link_that_stays_inside_the_pod_is_not_given(kind: str) -> None:
+def test_a_link_that_stays_inside_the_pod_is_not_given_to_the_guest(kind: str) -> None:
     assert list(planned([FIRST_LINK, link("helper", "169.254.3.1", kind, leads_out=False)])) == ["eth0"]
 
 
-def test_a_link_that_stays_inside_the_pod_is_given_if_a_network_recorded_it() -> None:
+def test_a_link_that_stays_inside_the_pod_is_given_to_the_guest_if_a_network_recorded_it() -> None:
     found = planned([FIRST_LINK, link("net1", kind="dummy", leads_out=False)], [record("net1", result("net1"))])
     assert list(found) == ["eth0", "net1"]
 
@@ -140,7 +140,7 @@ def second_with_default() -> tuple[KernelLink, CniResult]:
     return on, result("net1", ip="10.90.0.7", routes=[ANYWHERE])
 
 
-def test_of_two_default_routes_the_first_networks_is_kept() -> None:
+def test_the_first_networks_default_route_is_kept() -> None:
     on, said = second_with_default()
     for records in ([record("net1", said)], []):
         found = planned([FIRST_LINK, on], records)

@@ -13,7 +13,8 @@ from tapmanager.errors import TapmanagerError
 from tapmanager.links import network_plan, nic_plan
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.links.policy_routes import Policies, PolicyRule, TableRoute
-from tapmanager.pod import Dns, Nic, NicFunction, Route
+from tapmanager.network_values import Dns
+from tapmanager.pod import Nic, NicFunction, Route
 
 SANDBOX = "/run/netns/x"
 
@@ -236,7 +237,7 @@ def test_an_old_result_without_interfaces_is_matched_by_address() -> None:
     assert nic.link == "eth0"
 
 
-def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
+def test_a_nic_has_the_address_in_the_cni_result_if_the_kernel_shows_none() -> None:
     (nic,) = planned(BRIDGE, link())
     assert nic.addresses == ("10.88.0.5/16",)
 
@@ -251,7 +252,7 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
             BRIDGE,
             [link(policies=Policies(refused=("9: from all lookup 100: fwmark",)))],
             "unimplemented",
-            "eth0.*from all lookup 100: fwmark.*leave it",
+            "eth0.*from all lookup 100: fwmark.*remove it",
         ),
         (
             BRIDGE,
@@ -321,7 +322,7 @@ def test_a_function_beside_an_ordinary_nic_is_found_without_a_result_entry() -> 
     assert nic.link == "eth0"
 
 
-def test_a_function_without_addresses_does_not_get_those_of_another_network() -> None:
+def test_a_function_without_addresses_gets_no_addresses_of_another_network() -> None:
     old = result(ips=[{"address": "10.88.0.5/16"}])
     bare = link(name="net1", kind="", parent=VF, leads_out=True)
     (function,) = functions(old, BRIDGE_LINK, bare, among={"net1": VF}, drivers={VF: "iavf"})

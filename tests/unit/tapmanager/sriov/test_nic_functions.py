@@ -288,7 +288,7 @@ def test_a_functions_current_settings_are_shown(functions: NicFunctions, card: F
     assert describe["settings"] == dataclasses.replace(WITH_GUEST, vlan=7).to_json()
 
 
-def test_of_other_devices_the_driver_is_shown(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_the_driver_of_other_devices_is_shown(functions: NicFunctions, card: FakeNetCard) -> None:
     assert functions.describe(PF) == {"driver": "ice"}
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
     assert functions.describe(VF) == {"driver": "iavf"}
@@ -330,7 +330,7 @@ def test_a_granted_vf_gets_its_driver_back_even_if_its_card_refuses_the_settings
     assert f"function.not_kept pci={VF} VLAN: vlan=100" in caplog.text
 
 
-def test_for_other_devices_only_the_driver_changes(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_only_the_driver_of_other_devices_changes(functions: NicFunctions, card: FakeNetCard) -> None:
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
     for address in (PF, VF):
         functions.bind(address, "vfio-pci")

@@ -104,7 +104,7 @@ def test_qemus_output_is_in_its_log_when_it_has_ended(root: Path, output: QemuOu
 
 
 @pytest.mark.hostile
-def test_of_endless_output_only_a_pipes_worth_is_read(root: Path, output: QemuOutput) -> None:
+def test_endless_output_is_read_only_up_to_a_pipes_size(root: Path, output: QemuOutput) -> None:
     with output.of_start(NAME, None):
         process = qemu(root, "w", 1 << 30, stays=True)
         taken = said_by(process)
@@ -128,7 +128,7 @@ def test_unread_output_is_limited_and_kept_for_the_next_reader(root: Path) -> No
 
 
 @pytest.mark.hostile
-def test_anything_but_a_pipe_at_its_path_is_not_read(root: Path, output: QemuOutput) -> None:
+def test_only_a_pipe_at_the_outputs_path_is_read(root: Path, output: QemuOutput) -> None:
     """A QEMU that was taken over has put something else there."""
     secret = root / "secret"
     secret.write_text("secret")

@@ -135,7 +135,7 @@ def hang_then_answer(libvirt: Libvirt, stats: BulkStats, vms: int) -> list[str]:
     return [one["event"] for one in logs]
 
 
-def test_late_calls_while_guests_boot_one_after_another_are_logged_once(libvirt: Libvirt) -> None:
+def test_calls_that_are_late_while_many_guests_boot_are_logged_once(libvirt: Libvirt) -> None:
     events = hang_then_answer(libvirt, BulkStats(libvirt.read, WAIT_LIMIT), 4)
     assert events == ["libvirt.statistics.late"]
 

@@ -102,16 +102,16 @@ SAME = {
 }
 
 
-def test_version_2(v2: Kernel) -> None:
+def test_usage_is_read_from_cgroups_of_version_2(v2: Kernel) -> None:
     pressure = Pressure(1_234_000, (1.5, 0.2, 0.0), 34_000, (0.5, 0.0, 0.0))
     assert v2.usage() == CgroupUsage(**SAME, pressure={"cpu": pressure}, hugepages=(HugepageUsage("2MB", 4 << 20),))
 
 
-def test_version_1(v1: Kernel) -> None:
+def test_usage_is_read_from_cgroups_of_version_1(v1: Kernel) -> None:
     assert v1.usage() == CgroupUsage(**SAME)
 
 
-def test_a_limit_is_told(v2: Kernel) -> None:
+def test_the_cgroups_memory_limit_is_read(v2: Kernel) -> None:
     v2.group(VM, memory__max=4096)
     usage = v2.usage()
     assert usage is not None
@@ -135,7 +135,7 @@ def test_a_cgroup_with_other_processes_is_not_the_vms(version: str, request: pyt
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_what_libvirt_runs_beside_qemu_for_it_counts_as_the_vms(version: str, request: pytest.FixtureRequest) -> None:
+def test_processes_that_libvirt_runs_beside_qemu_count_for_the_vm(version: str, request: pytest.FixtureRequest) -> None:
     kernel: Kernel = request.getfixturevalue(version)
     kernel.process(OTHER, "virtiofsd", f"0::{VM}")
     kernel.group(VM if version == "v2" else f"/memory{VM}", cgroup__procs=f"{QEMU}\n{OTHER}\n300")
@@ -149,7 +149,7 @@ def test_our_own_cgroup_and_the_root_are_no_vms(v2: Kernel) -> None:
         assert v2.usage() is None
 
 
-def test_a_process_that_is_gone_has_none(v2: Kernel) -> None:
+def test_a_process_that_is_gone_has_no_usage(v2: Kernel) -> None:
     assert usage_of(4711, v2.tree) is None
 
 

@@ -47,7 +47,7 @@ STATS: dict[str, object] = {
 }
 
 
-def test_each_number_finds_its_place_in_bytes_and_nanoseconds() -> None:
+def test_each_number_is_converted_to_bytes_or_nanoseconds() -> None:
     assert to_counters(STATS, 42) == VmCounters(
         taken_at=42,
         cpu=290_000_000,

@@ -6,8 +6,8 @@ import { listen, store, vmThatIsOn } from "./store.js";
 // `fits`: whether the button is there. `needsRunning`: the node refuses it for a paused VM.
 const ACTIONS = [
   { name: "pause", title: "Pause", fits: (pod, vm) => vm.state === "running",
-    about: "The VM stands still until it is resumed or stopped. Kubernetes still sees a running container, but HTTP and TCP probes of it fail." },
-  { name: "resume", title: "Resume", fits: (pod, vm) => vm.state === "paused", about: "The VM goes on, whoever paused it." },
+    about: "The VM is paused until it is resumed or stopped. Kubernetes still sees a running container, but HTTP and TCP probes of it fail." },
+  { name: "resume", title: "Resume", fits: (pod, vm) => vm.state === "paused", about: "The VM continues, whoever paused it." },
   { name: "reboot", title: "Reboot", needsRunning: true, about: "The guest restarts itself. It needs the QEMU guest agent." },
   { name: "reset", title: "Reset", needsRunning: true, harms: true,
     about: "The guest restarts at once, as by a reset button. It loses all data that it has not written to its disk." },

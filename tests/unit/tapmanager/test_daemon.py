@@ -1,11 +1,13 @@
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from virtshim.system.daemon import notify_systemd, watchdog_interval
+from tapmanager.daemon import notify_systemd, watchdog_seconds
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def test_a_line_break_in_a_text_does_not_make_another_assignment(listener: socke
 
 
 @pytest.mark.parametrize("address", [None, "", "relative", "vsock:2:1234"])
-def test_without_a_socket_that_we_know_nothing_is_sent(address: str | None) -> None:
+def test_nothing_is_sent_without_a_notify_socket_of_a_known_kind(address: str | None) -> None:
     assert not notify_systemd("READY=1", environ={} if address is None else {"NOTIFY_SOCKET": address})
 
 
@@ -64,13 +66,46 @@ def test_the_environment_of_the_process_is_the_default(
     ("environ", "seconds"),
     [
         ({}, None),
-        ({"WATCHDOG_USEC": "30000000"}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "me"}, None),
     ],
 )
-def test_the_watchdog_interval_is_the_one_set_for_this_process(environ: dict[str, str], seconds: float | None) -> None:
-    assert watchdog_interval(environ) == seconds
+def test_the_watchdog_seconds_is_the_one_set_for_this_process(environ: dict[str, str], seconds: float | None) -> None:
+    assert watchdog_seconds(environ) == seconds
+
+
+# Raises SIGTERM at each line of the code that waits, over more than two waits.
+SIGNAL_AT_EVERY_LINE = """
+import signal, sys, threading
+from tapmanager.daemon import stop_event
+
+def stopped_at(line):
+    stopping, left = stop_event(), [line]
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != threading.__file__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGTERM)
+        return trace
+    sys.settrace(trace)
+    while not stopping.wait(0.01):
+        pass
+    sys.settrace(None)
+
+for line in range(1, 41):
+    stopped_at(line)
+    print(line)
+"""
+
+
+def test_a_signal_at_any_line_of_a_wait_for_it_ends_the_wait() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SIGNAL_AT_EVERY_LINE], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.split()[-1:] == ["40"]
