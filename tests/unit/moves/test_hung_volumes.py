@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,16 @@ def hung(cluster: Cluster, dead: Path, monkeypatch: pytest.MonkeyPatch) -> Hang:
     return Hang(cluster, dead, monkeypatch)
 
 
-def children() -> list[str]:
+def all_children() -> set[int]:
     """Of all threads of this process."""
-    return [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+    return {int(pid) for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
+
+
+@pytest.fixture
+def children() -> Callable[[], set[int]]:
+    """This process may have others, of tests before."""
+    earlier = all_children()
+    return lambda: all_children() - earlier
 
 
 # --- the calls of the pod
@@ -136,7 +143,9 @@ def test_other_pods_and_recovery_go_on_while_a_volume_hangs(
 # --- stops of the pod meanwhile
 
 
-def test_a_stop_ends_a_start_that_waits_for_a_hung_volume(cluster: Cluster, hung: Hang) -> None:
+def test_a_stop_ends_a_start_that_waits_for_a_hung_volume(
+    cluster: Cluster, hung: Hang, children: Callable[[], set[int]]
+) -> None:
     first, _ = saved_on_first(cluster)
     created = cluster.create(first)
     hung(WAIT_LIMIT)
@@ -149,7 +158,9 @@ def test_a_stop_ends_a_start_that_waits_for_a_hung_volume(cluster: Cluster, hung
         starting.done()
 
 
-def test_a_stop_of_the_pod_ends_a_create_that_waits_for_a_hung_volume(cluster: Cluster, hung: Hang) -> None:
+def test_a_stop_of_the_pod_ends_a_create_that_waits_for_a_hung_volume(
+    cluster: Cluster, hung: Hang, children: Callable[[], set[int]]
+) -> None:
     _, second = saved_on_first(cluster)
     pod = cluster.pod(second)
     hung(WAIT_LIMIT)
@@ -204,7 +215,9 @@ def test_a_start_whose_disk_hangs_keeps_the_memory_for_the_next_attempt(cluster:
 # --- the process
 
 
-def test_nothing_of_a_hung_process_is_left(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_hung_process_is_left(
+    dead: Path, monkeypatch: pytest.MonkeyPatch, children: Callable[[], set[int]]
+) -> None:
     monkeypatch.setattr(volume_process, "PATIENCE", 0.5)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unavailable, match=HUNG), opened_volume(str(dead), threading.Event()):
@@ -228,12 +241,12 @@ def test_a_copy_that_goes_on_may_take_longer_than_the_limit(tmp_path: Path, monk
 
 
 def test_a_process_that_is_killed_is_an_error_and_not_an_endless_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Callable[[], set[int]]
 ) -> None:
     monkeypatch.setattr(volume_process, "PATIENCE", WAIT_LIMIT)
     with opened_volume(str(tmp_path), threading.Event()) as place:
         (child,) = children()
-        os.kill(int(child), 9)
+        os.kill(child, 9)
         with pytest.raises(InternalError, match="has ended: killed by signal 9"):
             place.enter("vm", make=True)
 
