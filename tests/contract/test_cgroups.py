@@ -1,4 +1,4 @@
-"""The contract of VmCgroups: the fake, and the client of a real tapmanager with the kernel's cgroups."""
+"""The fake, and the client of a real tapmanager with the kernel's cgroups, fulfil the contract of VmCgroups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of KubeletVolumes: the fake, and the real one on disk."""
+"""The fake and the real reader on disk fulfil the contract of KubeletVolumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of PodNetworks: the fake, and the client of a real tapmanager with a real CNI bridge network."""
+"""The fake, and the client of a real tapmanager with a real CNI bridge network, fulfil the contract of PodNetworks."""
 
 from __future__ import annotations
 

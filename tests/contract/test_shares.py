@@ -1,4 +1,4 @@
-"""The contract of share daemons: the fake, and virtiofsd started by the share program."""
+"""The fake, and virtiofsd started by virtshim-shares, fulfil the contract of share daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services on libvirt's test driver: changes of a VM by virsh show in its container."""
+"""Changes of a VM by virsh show in its container, with the services on libvirt's test driver."""
 
 from __future__ import annotations
 

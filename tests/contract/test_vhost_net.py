@@ -1,4 +1,5 @@
-"""The contract of vhost-net: the fake, and the kernel's if it works (in tests/vfio/chapter_vhost.py it always does)."""
+"""The fake, and the kernel's vhost-net where it works, fulfil one contract. It always works in
+tests/vfio/chapter_vhost.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Volumes that become disks in the guest: the files that the flexVolume driver leaves on the node, and how virtshim
-reads them."""
+"""virtshim reads the files that the flexVolume driver leaves on the node, and turns such volumes into disks of the
+guest."""
 
 from __future__ import annotations
 

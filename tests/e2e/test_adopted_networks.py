@@ -1,4 +1,4 @@
-"""The network of a whole VM behind passt: IPv6, with and without cloud-init's configuration."""
+"""A VM behind passt has the pod's IPv6 address, with and without cloud-init's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VM in the network namespace of another runtime's pod, and what becomes of it when a part of that goes."""
+"""A VM runs in the network namespace of another runtime's pod, and ends in order when a part of that pod goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods as kubelet runs them: its cgroups, its numbers, its order of calls."""
+"""Pods run as kubelet runs them, with its cgroups, its numbers and its order of calls."""
 
 from __future__ import annotations
 

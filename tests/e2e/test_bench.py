@@ -1,5 +1,5 @@
-"""`make bench` works: one round of the sections that start VMs, with `--all` also of those that boot guests. So breakage
-shows before the next use."""
+"""`make bench` works: the test runs one round of the sections that start VMs, and with `--all` those that boot guests.
+So breakage shows before the next use."""
 
 import json
 import subprocess

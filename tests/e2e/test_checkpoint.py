@@ -1,4 +1,4 @@
-"""A checkpoint of a real VM, the restart of a container on the pod's own disk, and a UUID that stays."""
+"""A checkpoint holds the memory and disk of a real VM, and a pod's own disk and UUID survive restarts."""
 
 from __future__ import annotations
 

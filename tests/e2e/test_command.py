@@ -1,4 +1,4 @@
-"""A container's command in a real guest: its output is the container's log, and its end is the container's end."""
+"""The output of a container's command in a real guest is the container's log, and its end is the container's end."""
 
 from __future__ import annotations
 

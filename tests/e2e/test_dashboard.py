@@ -1,4 +1,4 @@
-"""The dashboard in a browser, for a node with a real VM."""
+"""The dashboard works in a browser, for a node with a real VM."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A real Debian as a pod: systemd, udev, cloud-init with netplan, the QEMU guest agent, OpenSSH. The programs that users
-have read here what we write for guests.
+"""A real Debian runs as a pod, with systemd, udev, cloud-init with netplan, the QEMU guest agent and OpenSSH. So the
+programs that users have read what virtshim writes for guests.
 
 One VM serves all tests. The last but one stops it, and the last boots its disk once more. `make test` boots it once, by
-BIOS; `--all` boots it with UEFI, secure boot and a TPM.
-"""
+BIOS; `--all` boots it with UEFI, secure boot and a TPM."""
 
 from __future__ import annotations
 

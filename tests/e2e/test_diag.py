@@ -1,4 +1,4 @@
-"""`virtshim diag` on a node with a VM: what the archive must and must not contain."""
+"""`virtshim diag` on a node with a VM collects what a diagnosis needs, and no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VM with a disk.img in a volume with a file system, as on a PVC of KubeVirt or CDI."""
+"""A VM uses a disk.img in a volume with a file system, as on a PVC of KubeVirt or CDI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`kubectl drain` of a node with VirtualMachine objects: the real programs, two nodes, and guests that count in their memory."""
+"""`kubectl drain` empties a node with VirtualMachine objects. The programs are real, there are two nodes, and the
+guests count in their memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""First-boot configuration for guests without cloud-init: an Ignition file in the firmware, and Windows' answer file on
-a CD-ROM. Debian's cloud kernels have no CD-ROM driver, so the test asks QEMU about that one."""
+"""Guests without cloud-init get their configuration from an Ignition file in the firmware, or from Windows' answer file
+on a CD-ROM. Debian's cloud kernels have no CD-ROM driver, so the test asks QEMU about the CD-ROM."""
 
 from __future__ import annotations
 

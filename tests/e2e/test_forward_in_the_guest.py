@@ -1,4 +1,4 @@
-"""A pod whose ports are dialled inside its guest, with much data. `make test` dials one in test_debian_guest.py."""
+"""A command in the guest dials the pod's ports, with much data. `make test` dials one port in test_debian_guest.py."""
 
 from __future__ import annotations
 

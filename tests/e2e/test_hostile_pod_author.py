@@ -1,4 +1,4 @@
-"""A hostile pod author and a real node: his settings are refused, or affect only his own VM, also in the guest."""
+"""A real node refuses a hostile author's settings, or they affect only the author's own VM, in the guest, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A QEMU that its guest has taken over: what it may write on the node, and that it cannot mislead root."""
+"""A QEMU that its guest has taken over may write only little on the node, and cannot mislead root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VM whose kernel and initial RAM disk are files of an image without a disk, started by BIOS and by UEFI."""
+"""BIOS and UEFI start a VM whose kernel and initial RAM disk are files of an image without a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConfigMaps, secrets and the token in a guest: copies that are updated when kubelet writes."""
+"""A guest has copies of ConfigMaps, Secrets and the token, which are updated when kubelet writes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A damaged state database on a real node: VMs keep running, and the node finds them again. It never touches objects
-that are not its own."""
+"""If the state database of a real node is damaged, VMs keep running and the node finds them again. It never touches
+objects that are not its own."""
 
 from __future__ import annotations
 

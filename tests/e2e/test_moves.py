@@ -1,4 +1,4 @@
-"""VMs that move to another node while they run."""
+"""VMs move to another node while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod on two networks: its guest has a NIC on each."""
+"""A pod on two networks has a guest with a NIC on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd and failing volumes: they are refused by name, or the guest gets an I/O error; nothing is left."""
+"""Odd volumes are refused by name, failing volumes give the guest an I/O error, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator commands on a real VM with a screen, and VMs of `virtshim run`."""
+"""Operator commands work on a real VM with a screen, and on VMs of `virtshim run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs that outlive their pods: a stop saves the guest's memory, and the VM's next pod continues with it."""
+"""A stop saves the memory of a VM that outlives its pods, and the VM's next pod continues with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pods of a VM and ordinary containers, in kubelet's order of calls, with a real containerd, virtshim, passt and guest."""
+"""Pods of a VM and ordinary containers live in kubelet's order of calls, with a real containerd, virtshim, passt and
+guest."""
 
 from __future__ import annotations
 

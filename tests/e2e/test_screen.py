@@ -1,4 +1,4 @@
-"""The screen of a VM: who can see it, by which ways, and that it ends with the VM. Its guest need not boot."""
+"""Only root sees the screen of a VM, and the screen ends with the VM. Its guest need not boot."""
 
 from __future__ import annotations
 

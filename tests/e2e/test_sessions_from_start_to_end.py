@@ -1,4 +1,5 @@
-"""Commands, console clients and forwarded ports while a VM starts and stops; commands without an agent."""
+"""Commands, console clients and forwarded ports work while a VM starts and stops, and commands say if there is no
+agent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A guest with UEFI and a TPM: both stay with the root disk and are removed with it. Secure boot refuses unsigned
-programs; test_debian_guest.py starts signed ones."""
+"""UEFI variables and a TPM stay with the root disk and are removed with it. Secure boot refuses unsigned programs;
+test_debian_guest.py starts signed ones."""
 
 from __future__ import annotations
 

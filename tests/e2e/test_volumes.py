@@ -1,4 +1,4 @@
-"""Directories and files of the node in a guest, and that nothing of them is left afterwards."""
+"""A guest has directories and files of the node as volumes, and nothing of them is left afterwards."""
 
 from __future__ import annotations
 

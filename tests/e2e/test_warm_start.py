@@ -1,4 +1,4 @@
-"""Pods whose guests come from a template that has booted already (virtshim.io/warm-start)."""
+"""Guests of pods with virtshim.io/warm-start come from a template that has booted already."""
 
 from __future__ import annotations
 

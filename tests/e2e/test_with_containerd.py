@@ -1,5 +1,5 @@
-"""A node of both runtimes for trying things, `virtshim up --with-containerd`, and kubelet's calls to its proxy with a
-real containerd and virtshim behind it."""
+"""`virtshim up --with-containerd` runs a node of both runtimes, and kubelet's calls to its proxy reach a real
+containerd and virtshim."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""The wall clock jumps by hours, both ways, under a running virtshim: order stays, and no wait ends too early or too
-late. libfaketime stands between the daemon and its C library."""
+"""When the wall clock jumps by hours under a running virtshim, the order of objects stays, and no wait ends too early
+or too late. libfaketime stands between the daemon and its C library."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Data that a guest's database has committed is in its volume, whatever dies; the restarted container continues from
-there."""
+"""Data that a guest's database has committed is in its volume, whatever dies, and the restarted container continues
+from there."""
 
 from __future__ import annotations
 

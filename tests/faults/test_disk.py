@@ -1,5 +1,5 @@
-"""A full or read-only state directory, and a full log directory of a pod: errors say so, nothing half-made is kept,
-removal still works, and everything continues when there is space."""
+"""With a full or read-only state directory, or a full log directory, errors say so, and nothing half-made is kept.
+Removal still works, and everything continues when there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state directory's disk fills up, virtshim stops and starts again: pods can be removed."""
+"""Pods can be removed if the state directory's disk fills up and virtshim stops and starts again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Hung processes: a QEMU whose monitor does not answer, and tapmanager. Calls that need them fail with the reason,
-everything else works, and all is well again after SIGCONT.
+"""If a QEMU's monitor or tapmanager hangs, calls that need it fail with the reason, and everything else works. After
+SIGCONT all is well again.
 
 A call that answers while a process is stopped did not wait for it. A call that waits without a bound gets the client's
-DEADLINE_EXCEEDED, without a message of virtshim.
-"""
+DEADLINE_EXCEEDED, without a message of virtshim."""
 
 from __future__ import annotations
 

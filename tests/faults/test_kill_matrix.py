@@ -1,9 +1,8 @@
-"""SIGKILL of any daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the bystander
-VM is unaffected, the repeated call finishes the work, and removal leaves nothing.
+"""After SIGKILL of any daemon at any step of a life-cycle call, statuses are true and the bystander VM is unaffected.
+The repeated call finishes the work, and removal leaves nothing.
 
 A first call counts the steps of all daemons. A run with `--all` kills at each of them, before and after the step has its
-effect; other runs kill at one point of each row (`kill_points.py`).
-"""
+effect; other runs kill at one point of each row (`kill_points.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""virtshim with a libvirtd that dies, on real parts: nothing is lost, no VM is affected, and virtshim reconnects by
-itself.
+"""When libvirtd dies, nothing is lost, no VM is affected, and virtshim reconnects by itself.
 
-As in the kill matrix, a first call counts the daemon's calls to libvirt; `--all` takes each of these points.
-"""
+As in the kill matrix, a first call counts the daemon's calls to libvirt; `--all` takes each of these points."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Deaths on either node at the steps of a move: of virtshim, tapmanager, libvirtd or QEMU by SIGKILL, of all of them by a reboot.
-Afterwards the VM runs on the new node, there was never a second guest, its disk is the newest, and nothing is left on the first
-node. The guest keeps its memory unless its QEMU, or its node, has died.
+"""A move survives deaths on either node at any step: SIGKILL of virtshim, tapmanager, libvirtd or QEMU, and a reboot.
+Afterwards the VM runs on the new node, there was never a second guest, its disk is the newest, and nothing is left on
+the first node. The guest keeps its memory unless its QEMU, or its node, has died.
 
 A first move counts the steps. `--all` takes each point of virtshim's two rows, and one point of each other row. Other runs take
-one point of virtshim's rows.
-"""
+one point of virtshim's rows."""
 
 from __future__ import annotations
 

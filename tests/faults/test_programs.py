@@ -1,5 +1,5 @@
-"""qemu-img and CNI plugins that fail, die, hang or print garbage: the call says so, nothing half-made stays, nothing
-else is affected, and the repeated call works once the program does."""
+"""When qemu-img or CNI plugins fail, die, hang or print garbage, the call says so, nothing half-made stays, and nothing
+else is affected. The repeated call works once the program does."""
 
 from __future__ import annotations
 

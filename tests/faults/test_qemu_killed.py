@@ -1,8 +1,7 @@
-"""SIGKILL of a pod's QEMU at the steps of each call that has one, on real parts. The call may fail or succeed.
-Afterwards the status is true, repeated calls finish the work, and removal leaves nothing.
+"""After SIGKILL of a pod's QEMU at any step of a call, the status is true, repeated calls finish the work, and removal
+leaves nothing. The call itself may fail or succeed.
 
-As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call.
-"""
+As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call."""
 
 from __future__ import annotations
 

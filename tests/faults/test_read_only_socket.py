@@ -1,4 +1,4 @@
-"""A local user without rights asks libvirt for the definitions of VMs."""
+"""A local user without rights sees no VM on a libvirt that is set up as documented."""
 
 from __future__ import annotations
 

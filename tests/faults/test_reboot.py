@@ -1,5 +1,5 @@
-"""After a reboot: no process, namespace or run directory is left, and the kernel has another boot id. Records, disks and
-images exist, and kubelet starts over."""
+"""After a reboot, records, disks and images exist, and kubelet starts over. No process, namespace or run directory is
+left, and the kernel has another boot id."""
 
 from __future__ import annotations
 

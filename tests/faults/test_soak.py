@@ -1,4 +1,4 @@
-"""Pod after pod, first without and then with kills: nothing fails, nothing leaks, nothing grows."""
+"""Pod after pod, without and then with kills, nothing fails, nothing leaks and nothing grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs on the system's libvirt, configured as Debian installs it: each has its own user, mounts and limits, keeps them
+"""On the system's libvirt, configured as Debian installs it, each VM has its own user, mounts and limits. It keeps them
 when daemons restart, and leaves nothing. tests/hostile/qemu tests what a taken-over QEMU can reach there."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Containers of the distribution's containerd and runc beside VMs on one node, by `virtshim proxy`; each of the three
+"""Behind `virtshim proxy`, containers of the distribution's containerd and runc run beside VMs, while each of the three
 programs is killed."""
 
 import contextlib

@@ -1,4 +1,5 @@
-"""`virtshim up` when its daemons end: real kills, a daemon that never comes up, Ctrl-C during a pause."""
+"""`virtshim up` restarts daemons that are killed, gives up on a daemon that never comes up, and ends at Ctrl-C during a
+pause."""
 
 from __future__ import annotations
 

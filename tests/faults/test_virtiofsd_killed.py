@@ -1,8 +1,7 @@
-"""SIGKILL of the virtiofsd of a pod's VM at the steps of each call that has one, on real parts: it is reported as the
-container's trouble, the container's restart recovers, and removal leaves nothing.
+"""SIGKILL of a VM's virtiofsd at any step is reported as the container's trouble. The container's restart recovers, and
+removal leaves nothing.
 
-As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call.
-"""
+As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""While virtshim is stopped and after a restart of tapmanager, libvirt starts a pod's VM again: that VM gets no network,
-and the pod keeps its own."""
+"""If libvirt starts a pod's VM again while virtshim is stopped, that VM gets no network, and the pod keeps its own."""
 
 from __future__ import annotations
 

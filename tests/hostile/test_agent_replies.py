@@ -1,5 +1,5 @@
-"""A guest's output on its agent's channel: little of it is read, the caller gets a clear error, and the next VM is
-served."""
+"""virtshim reads little of a guest's unrequested output on its agent's channel, the caller gets a clear error, and the
+next VM is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants who try to keep other tenants' secrets in an archive of `virtshim diag`."""
+"""Tenants cannot keep other tenants' secrets in an archive of `virtshim diag`."""
 
 from __future__ import annotations
 

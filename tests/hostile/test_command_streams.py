@@ -1,4 +1,5 @@
-"""A guest's output on the ports of a command: too much, too little, malformed, after the end."""
+"""A guest's output on the ports of a command does no harm if it is too much, too little, malformed, or after the
+end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guest's console output: floods, escape sequences, forged log lines, endless lines."""
+"""Floods, escape sequences, forged log lines and endless lines on a console do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of a few KiB that try to cost the daemon time, memory or inodes."""
+"""Layers of a few KiB cannot cost the daemon much time, memory or inodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of a guest to the DHCP server on its tap: each gets one small answer or none, and the other guest is served."""
+"""Each frame of a guest to the DHCP server on its tap gets one small answer or none, and the other guest is served."""
 
 from __future__ import annotations
 

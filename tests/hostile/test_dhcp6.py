@@ -1,4 +1,4 @@
-"""Frames of a guest to the DHCPv6 server and the router on its tap: each gets small answers or none, and the other guest
+"""Each frame of a guest to the DHCPv6 server and the router on its tap gets small answers or none, and the other guest
 is served."""
 
 from __future__ import annotations

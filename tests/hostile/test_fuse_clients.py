@@ -1,5 +1,5 @@
-"""Root in a guest talks to the virtiofsd of its volumes and bypasses the guest's kernel: a real daemon, started as for a
-VM."""
+"""Root in a guest that bypasses the guest's kernel gets nothing but its volumes from virtiofsd. The daemon is real, and
+started as for a VM."""
 
 from __future__ import annotations
 

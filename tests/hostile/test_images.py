@@ -1,4 +1,4 @@
-"""Malicious images, pulled as by kubelet: each is refused with the reason, and nothing of it stays."""
+"""A malicious image, pulled as by kubelet, is refused with the reason, and nothing of it stays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A source, a pod's author or a local user takes more than a node allows: time of a pull, size of a disk, an image's
-bytes."""
+"""A source, a pod's author or a local user cannot take more than a node allows: time of a pull, size of a disk, an
+image's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unprivileged local user reads the definitions of VMs on libvirt's read-only socket."""
+"""A local user who reads the definitions of VMs on libvirt's read-only socket learns only names from the pod."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A child that was taken over while it unpacked layers lies about them: it claims that foreign layers match the image's
-config. Images that other tenants pull must stay intact."""
+"""A taken-over child that unpacks layers cannot replace images of other tenants, even if it claims that foreign layers
+match an image's config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant has a node pull many images at once whose registries never finish."""
+"""A tenant who pulls many images whose registries never finish leaves places for others."""
 
 from __future__ import annotations
 

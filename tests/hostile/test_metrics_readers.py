@@ -1,4 +1,4 @@
-"""Clients that may not read a node's metrics, and clients that try to keep Prometheus from reading them."""
+"""Clients that may not read a node's metrics cannot, and no client can keep Prometheus from reading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod's author names an image on the node itself, where daemons trust every client on loopback."""
+"""A pod's author cannot name an image on the node itself, where daemons trust every client on loopback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Root on one node has the token with which the DaemonSet labels it. The admission policy is evaluated as by the API
-server."""
+"""With the DaemonSet's token, root on one node can change only one label of that node. A CEL library evaluates the
+admission policy as the API server does."""
 
 from __future__ import annotations
 

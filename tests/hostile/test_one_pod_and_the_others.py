@@ -1,4 +1,4 @@
-"""One pod takes as much as it can of shared resources; the others, and its own probes, are still served."""
+"""If one pod takes as much as it can of shared resources, other pods, and its own probes, are still served."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A file takes its parser over: the attacker's code finds nothing to read, nobody to talk to, and limits on what it
-uses.
+"""A file that takes its parser over finds nothing to read and nobody to talk to, and its use of resources is limited.
 
-The attack is played by a malicious qemu-img, and by a malicious tar reader in a copy of virtshim.
-"""
+The attack is played by a malicious qemu-img, and by a malicious tar reader in a copy of virtshim."""
 
 from __future__ import annotations
 

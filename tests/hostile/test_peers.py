@@ -1,5 +1,5 @@
-"""Strangers and nodes that were taken over, at the port where nodes serve each other: each is refused, no thread is left, and the
-other nodes are served meanwhile."""
+"""At the port where nodes serve each other, strangers and taken-over nodes are refused. No thread is left, and other
+nodes are served meanwhile."""
 
 from __future__ import annotations
 

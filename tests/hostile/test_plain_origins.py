@@ -1,4 +1,4 @@
-"""An attacker answers in place of a web server that the operator allows."""
+"""An attacker who answers in place of an allowed web server cannot deliver another image."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A pod's author uses hostile values: names, paths, annotations, mounts, images, devices.
+"""A pod's author who uses hostile names, paths, annotations, mounts, images or devices gets an error or an ordinary VM.
 
 They are sent to the real CRI server as kubelet would. Each attempt ends in one clear error that names the field, with
-nothing half-made left, or it does no harm: then the VM's definition is that of any other pod.
-"""
+nothing half-made left, or it does no harm: then the VM's definition is that of any other pod."""
 
 from __future__ import annotations
 

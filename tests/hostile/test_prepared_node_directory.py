@@ -1,4 +1,4 @@
-"""Another user of the machine has prepared a directory that root then passes to `virtshim up --dir` or `down --dir`."""
+"""`virtshim up --dir` and `down --dir` refuse a directory that another user of the machine could have prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web servers that redirect a pull to an invalid address."""
+"""A web server that redirects a pull to an invalid address is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Malicious or broken registries and web servers: kubelet gets a fitting error code with the reason, and nothing stays."""
+"""With malicious or broken registries and web servers, kubelet gets a fitting error code with the reason, and nothing
+stays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Strangers write much of the text that is searched, and a search holds the lock of all Python threads. So its time must
-grow with the length of a text, not with its square."""
+"""The time of every search in strangers' text grows with the text's length and not with its square. A search holds the
+lock of all Python threads."""
 
 from __future__ import annotations
 

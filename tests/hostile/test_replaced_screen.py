@@ -1,7 +1,6 @@
-"""A QEMU that its guest has taken over has replaced its VNC socket while the directory was its own.
+"""virtshim does not connect to a socket that a taken-over QEMU put in the place of its VNC socket.
 
-Without a check, forwarding port 5900 of such a pod would give a stream to the replacement, with root's credentials.
-"""
+Without a check, forwarding port 5900 of such a pod would give a stream to the replacement, with root's credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local users who try to see, or type to, the screen that an operator views with `virtshim vnc`."""
+"""Other local users can neither see nor type to the screen that an operator views with `virtshim vnc`."""
 
 from __future__ import annotations
 

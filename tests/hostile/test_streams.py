@@ -1,4 +1,5 @@
-"""Clients and pods of exec, attach and port-forward that take all they can, do not read, or end unexpectedly."""
+"""Clients and pods of exec, attach and port-forward are limited if they take all they can, do not read, or end
+unexpectedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A taken-over package index: pip, called as by set-up and the documents, runs none of its code."""
+"""pip, called as by set-up and the documents, runs no code of a taken-over package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The package on a machine of its own, a real Debian with systemd, AppArmor and libvirt. `make e2e-install` shows each step."""
+"""The package works on a separate machine, a real Debian with systemd, AppArmor and libvirt. `make e2e-install` shows
+each step."""
 
 import subprocess
 import sys

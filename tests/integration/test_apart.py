@@ -1,4 +1,4 @@
-"""The leak check ignores the processes of isolated test runs, and they do not see others' processes."""
+"""The leak check ignores the processes of isolated test runs, and these runs do not see other processes."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A remedy that names a file names one that every node has."""
+"""A remedy names only files that every node has."""
 
 import ast
 import re

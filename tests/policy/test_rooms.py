@@ -1,7 +1,6 @@
-"""The boundaries between packages: no import circle, no upward import, and no package with too many modules.
+"""Packages have no import circle, no upward import, and not too many modules.
 
-import-linter decides which package may import which (pyproject.toml); these tests show that it would report violations.
-"""
+import-linter decides which package may import which (pyproject.toml); these tests show that it would report violations."""
 
 import ast
 import dataclasses

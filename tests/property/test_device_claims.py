@@ -1,4 +1,4 @@
-"""Whatever pods do, in any order, with failures and deaths in between: no two running VMs ever have the same device."""
+"""No two running VMs ever have the same device, whatever pods do, in any order, with failures and deaths in between."""
 
 from __future__ import annotations
 

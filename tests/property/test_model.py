@@ -1,4 +1,4 @@
-"""Any sequence of calls and restarts, over the wire, compared with a model: each answer and each list agrees with it."""
+"""Each answer and each list agrees with a model, after any sequence of calls and restarts over the wire."""
 
 from __future__ import annotations
 

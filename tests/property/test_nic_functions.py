@@ -1,4 +1,4 @@
-"""A network card's function moves into a VM and back, whatever the card forgets and whatever fails on the way."""
+"""A network card's function gets into a VM and back, whatever the card forgets and whatever fails on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls, failures, kills and reboots in any order: lists always answer, states are legal, nothing is left over."""
+"""With calls, failures, kills and reboots in any order, lists always answer, states are legal, and nothing is left
+over."""
 
 import shutil
 import tempfile

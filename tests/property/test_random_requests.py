@@ -1,4 +1,4 @@
-"""Random valid messages to every implemented RPC, over the wire: each is soon answered, or refused with a message."""
+"""Every implemented RPC soon answers a random valid message, or refuses it with a message."""
 
 from __future__ import annotations
 

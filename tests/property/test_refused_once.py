@@ -1,5 +1,5 @@
-"""The system refuses a thread, a descriptor, a watch or a sync once, at every request in turn, in the life of a pod. The
-caller repeats as kubelet does; afterwards everything, including the life of the next pod, is as usual."""
+"""A pod's life continues if the system refuses a thread, a descriptor, a watch or a sync once, at any request. The
+caller repeats as kubelet does, and the next pod's life is as usual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concurrent calls of kubelet, watchers and repairs, interrupted at any of their steps, and killed at any of them."""
+"""Concurrent calls of kubelet, watchers and repairs may be interrupted and killed at any of their steps."""
 
 from __future__ import annotations
 

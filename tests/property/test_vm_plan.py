@@ -1,5 +1,5 @@
-"""The controller's plan in a cluster where everything may happen in between: controllers that are killed after any write and see
-old states, two of them at once, and users, kubelets and agents that go on meanwhile."""
+"""The controller's plan is right in a cluster where everything may happen in between. Controllers are killed after any
+write and see old states, there may be two of them, and users, kubelets and agents act meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the benchmark's samples: plots, and two revisions beside each other."""
+"""The benchmark draws its samples as plots, and compares two revisions."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which test file a worker of `make test` takes next."""
+"""A worker of `make test` takes the right test file next."""
 
 import pytest
 from gate import expected_seconds, next_unit, unit_of

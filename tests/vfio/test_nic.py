@@ -1,5 +1,5 @@
-"""A network card's virtual functions as guests' NICs; chapter_nic.py has the actions, with QEMU's igb and Linux' drivers
-for it."""
+"""A network card's virtual functions become guests' NICs. chapter_nic.py has the actions, with QEMU's igb and Linux'
+drivers for it."""
 
 from __future__ import annotations
 

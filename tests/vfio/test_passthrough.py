@@ -1,4 +1,4 @@
-"""Devices from device plugins reach VMs, on a machine with IOMMU and SR-IOV: outer.py describes the machine, story.py
+"""Devices from device plugins reach VMs, on a machine with IOMMU and SR-IOV. outer.py describes the machine, story.py
 has the actions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""VMs with devices are killed, and devices fail; chapter_unplug.py has the actions."""
+"""VMs with devices can be killed, and devices can fail. chapter_unplug.py has the actions."""
 
 from __future__ import annotations
 

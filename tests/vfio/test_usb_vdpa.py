@@ -1,4 +1,4 @@
-"""USB devices and a vDPA network card in VMs; chapter_usb_vdpa.py has the actions."""
+"""VMs use USB devices and a vDPA network card. chapter_usb_vdpa.py has the actions."""
 
 from __future__ import annotations
 

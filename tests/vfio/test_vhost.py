@@ -1,4 +1,4 @@
-"""vhost-net in a real kernel, with packets; chapter_vhost.py has the actions."""
+"""vhost-net moves packets in a real kernel. chapter_vhost.py has the actions."""
 
 from __future__ import annotations
 

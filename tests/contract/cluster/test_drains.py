@@ -1,4 +1,5 @@
-"""`kubectl drain` and single evictions: the webhook answers, and the budgets where it does not."""
+"""`kubectl drain` and single evictions move VirtualMachines by the webhook; disruption budgets protect them where the
+webhook does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VirtualMachine from its creation to its deletion: what users ask for, and what becomes of it."""
+"""A VirtualMachine becomes what its users ask for, from its creation to its deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the API server refuses by the manifests: bad objects, and what the programs' accounts may not do."""
+"""With the manifests applied, the API server refuses bad objects, and everything that the programs' accounts may not
+do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of virtshim's own commands, beside CRI."""
+"""virtshim's own commands use calls beside CRI, for example to add SSH keys to a running guest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes that another runtime made, over the real sockets: Adopt, and what CRI's callers and operators then see."""
+"""Adopt takes in sandboxes that another runtime made: CRI's callers do not see them, operators do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CheckpointContainer over the wire."""
+"""CheckpointContainer writes an archive while the container keeps running, and refuses what it cannot write."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""A client gives up while its call is at any of its steps: the call goes on, a repeat ends well, and nothing is lost."""
+"""If a client gives up at any step of its call, the call continues, a repeated call succeeds, and nothing is lost."""
 
 from __future__ import annotations
 

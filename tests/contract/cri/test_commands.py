@@ -1,4 +1,4 @@
-"""The container's command over the wire: what kubelet sees of it."""
+"""kubelet sees the exit code and the state of a container's own command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Container configs over the wire: how they are judged, and which ones are refused."""
+"""CreateContainer names every field of a container's config that a VM cannot have, and accepts the rest."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""StopContainer and RemoveContainer over the wire: grace periods, overlapping stops, clients that leave."""
+"""StopContainer and RemoveContainer keep their grace periods when stops overlap and clients leave."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Containers over the wire: each is one virtual machine, and one container of a pod runs at a time."""
+"""Each container is one virtual machine, and one container of a pod runs at a time."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the dashboard learns of a node, over the real CRI and admin sockets."""
+"""The dashboard learns the state of a node through the real CRI and admin sockets."""
 
 from __future__ import annotations
 

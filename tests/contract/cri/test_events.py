@@ -1,4 +1,4 @@
-"""GetContainerEvents: clients get events of pods as they happen."""
+"""GetContainerEvents sends clients the events of pods as they happen."""
 
 import contextlib
 import threading

@@ -1,7 +1,6 @@
-"""Each life-cycle call on an object in each of its states: its answer, and the object's state afterwards.
+"""Each life-cycle call has a defined answer, and a defined effect, for an object in each of its states.
 
-A cell is `ok` or the code of a refusal, followed by the new state if it changed. A refusal never changes anything.
-"""
+A cell is `ok` or the code of a refusal, followed by the new state if it changed. A refusal never changes anything."""
 
 from __future__ import annotations
 

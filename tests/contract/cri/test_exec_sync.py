@@ -1,4 +1,4 @@
-"""ExecSync over the real socket; the guest is a fake that the test scripts."""
+"""ExecSync returns output and exit code over the real socket. A fake that the test scripts plays the guest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An external step fails, and perhaps its undoing fails too: kubelet's own calls can see and finish the rest."""
+"""If an external step fails, and perhaps its undo too, kubelet's own calls see and finish the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Devices that kubelet grants, from CreateContainer's message to the record of the VM's devices. Host files, kubelet's
-list and CDI specifications are there, and no part of the resolver is replaced."""
+"""Devices that kubelet grants get from CreateContainer's message into the record of the VM's devices. Host files,
+kubelet's list and CDI specifications are there, and no part of the resolver is replaced."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps that pods name in annotations, through CRI."""
+"""Guests get the Secrets and ConfigMaps that their pods name in annotations."""
 
 import grpc
 import pytest

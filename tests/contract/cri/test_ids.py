@@ -1,4 +1,4 @@
-"""Ids: 64 hex digits, and a unique prefix of them in every call that takes one."""
+"""Ids have 64 hex digits, and a unique prefix works in every call that takes an id."""
 
 from __future__ import annotations
 

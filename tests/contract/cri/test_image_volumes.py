@@ -1,4 +1,4 @@
-"""Images as volumes, over the wire."""
+"""A pod can mount an image as a volume."""
 
 from typing import Any
 

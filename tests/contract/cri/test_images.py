@@ -1,4 +1,4 @@
-"""Images over the wire."""
+"""The image calls pull, list, inspect and remove images over the wire."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""kubelet's numbers for CPUs and memory, one by one, over the wire."""
+"""virtshim reads kubelet's numbers for CPUs and memory one by one."""
 
 from __future__ import annotations
 

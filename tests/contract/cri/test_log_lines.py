@@ -1,4 +1,4 @@
-"""Log lines about calls: one line each, with the object's name and no secret of a request."""
+"""Each call logs one line, with the object's name and without any secret of the request."""
 
 from __future__ import annotations
 

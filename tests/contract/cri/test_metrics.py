@@ -1,4 +1,4 @@
-"""Metrics as kubelet and critest read them: described, with as many label values as keys."""
+"""kubelet and critest can read the metrics: each is described, with as many label values as keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node itself: version, conditions, unimplemented calls, the socket."""
+"""The calls about the node itself report version and conditions, and refuse what is not implemented."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The operators' calls, over the real admin socket."""
+"""The operators' calls work over the real admin socket, for root only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRI client of the commands for people, against the real server."""
+"""The commands for people can read the real server through their CRI client."""
 
 import pytest
 from fakes.cri import Client

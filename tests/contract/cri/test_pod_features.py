@@ -1,5 +1,4 @@
-"""docs/pods.md has one table of all fields of a pod. It lacks no field of Kubernetes or CRI, and its quotes are the
-server's answers."""
+"""The feature table in docs/pods.md has every field of a pod in Kubernetes and CRI, and quotes the server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pod sandboxes over the wire."""
+"""Pod sandboxes are made, listed, stopped and removed over the wire."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Usage of containers and pods, as kubelet and crictl read it."""
+"""kubelet and crictl can read the usage of containers and pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`virtshim run -d`, start, stop, restart and rm, against the real server."""
+"""The VMs of `virtshim run -d` can be started, stopped, restarted and removed on the real server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Waiting calls leave threads for the calls that kubelet repeats all the time, because a node whose Status is late
-counts as dead."""
+"""Calls that wait leave threads for the calls that kubelet repeats, because a node whose Status is late counts as
+dead."""
 
 from __future__ import annotations
 

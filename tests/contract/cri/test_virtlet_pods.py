@@ -1,8 +1,7 @@
-"""Pods like the 21 examples of Virtlet's repository, requested as by kubelet and a CRI proxy, are accepted unchanged;
-others are refused for a reason that docs/from-virtlet.md gives.
+"""virtshim accepts pods like the 21 examples of Virtlet's repository unchanged, as kubelet and a CRI proxy request
+them. It refuses others for a reason that docs/from-virtlet.md gives.
 
-fixtures/virtlet_pods has manifests of our own with the features of each example.
-"""
+fixtures/virtlet_pods has manifests of our own with the features of each example."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How every hypervisor changes existing VMs: size, limits, pause, reset, saved memory and unplugged devices."""
+"""Every hypervisor can change existing VMs: size, limits, pause, reset, saved memory and unplugged devices."""
 
 from __future__ import annotations
 

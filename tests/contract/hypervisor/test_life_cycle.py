@@ -1,4 +1,4 @@
-"""What every Hypervisor does with VMs: defines, starts and ends them, and leaves the VMs of others alone."""
+"""Every hypervisor defines, starts and ends VMs, and leaves the VMs of others alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every hypervisor moves a guest's memory out of a QEMU and into another one."""
+"""Every hypervisor moves a guest's memory out of one QEMU and into another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every hypervisor's statistics say of running VMs."""
+"""Every hypervisor reports statistics of running VMs, and of no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs that boot on memory with a file behind it, and VMs that continue from there."""
+"""A VM can boot on memory with a file behind it, and other VMs continue from there."""
 
 from __future__ import annotations
 

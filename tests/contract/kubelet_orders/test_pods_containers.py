@@ -1,4 +1,4 @@
-"""Which containers of a pod get a virtual machine, in kubelet's order of calls."""
+"""In kubelet's order of calls, the right containers of a pod become virtual machines."""
 
 from __future__ import annotations
 

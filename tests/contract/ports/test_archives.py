@@ -1,4 +1,4 @@
-"""The contract of CheckpointFiles: the fake, and the real archives on disk."""
+"""The fake and the real archives on disk fulfil the contract of CheckpointFiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of BootOutput: the fake, and the real one on QEMU's raw console log."""
+"""The fake and the reader of QEMU's raw console log fulfil the contract of BootOutput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of Clock: the fake clock that a test moves, and the machine's clock."""
+"""The fake clock that a test moves and the machine's clock fulfil the contract of Clock."""
 
 from __future__ import annotations
 

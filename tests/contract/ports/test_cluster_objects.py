@@ -1,4 +1,4 @@
-"""The contract of ClusterObjects and PodEvents: the fakes, and the clients of the API server."""
+"""The fakes and the clients of the API server fulfil the contract of ClusterObjects and PodEvents."""
 
 from __future__ import annotations
 

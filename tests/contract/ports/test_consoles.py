@@ -1,4 +1,4 @@
-"""The contract of console logs and command logs: the fakes, and the real ones on real files."""
+"""The fakes and the real logs on real files fulfil the contract of console logs and command logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of DeviceDrivers: the fake, and tapmanager over the wire with a fake bus."""
+"""The fake, and tapmanager over the wire with a fake bus, fulfil the contract of DeviceDrivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of Devices and DeviceErrorCounts: the fakes, and the real ones on a sysfs in a directory."""
+"""The fakes, and the real code on a sysfs in a directory, fulfil the contract of Devices and DeviceErrorCounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of RootDisks: the fake, and the real store with qemu-img."""
+"""The fake and the real store with qemu-img fulfil the contract of RootDisks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of GuestSeeds and TerminationFiles: the fakes, and the real ones on disk."""
+"""The fakes and the real files on disk fulfil the contract of GuestSeeds and TerminationFiles."""
 
 from __future__ import annotations
 

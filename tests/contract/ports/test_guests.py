@@ -1,5 +1,5 @@
-"""The contract of guest agents and sessions: the fake, and the real clients with an agent that runs commands on this
-machine."""
+"""The fake, and the real clients with an agent that runs commands on this machine, fulfil the contract of guest agents
+and sessions."""
 
 from __future__ import annotations
 

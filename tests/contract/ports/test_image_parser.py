@@ -1,4 +1,5 @@
-"""The contract of the parser of untrusted images: the daemon's confined child, and the thread that replaces it in tests."""
+"""The daemon's confined child, and the thread that replaces it in tests, fulfil the contract of the parser of untrusted
+images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of ImageFiles: the fake, and the real store with a web server."""
+"""The fake and the real store with a web server fulfil the contract of ImageFiles."""
 
 from __future__ import annotations
 

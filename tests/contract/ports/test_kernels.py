@@ -1,4 +1,4 @@
-"""The contract of kernel stores: the images' kernels, and VMs' own copies."""
+"""The store of images' kernels and the store of VMs' own copies fulfil one contract."""
 
 from __future__ import annotations
 

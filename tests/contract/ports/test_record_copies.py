@@ -1,4 +1,4 @@
-"""The contract of RecordCopies: in memory, and on disk for root only."""
+"""Copies in memory, and copies on disk for root only, fulfil the contract of RecordCopies."""
 
 from __future__ import annotations
 

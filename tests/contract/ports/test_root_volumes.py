@@ -1,4 +1,4 @@
-"""The contract of RootVolumes: the fake, and the real store on a loop device if the machine has them."""
+"""The fake, and the real store on a loop device where the machine has them, fulfil the contract of RootVolumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of Screenshots: the fake, and the VNC client with a server that the test scripts."""
+"""The fake, and the VNC client with a server that the test scripts, fulfil the contract of Screenshots."""
 
 from __future__ import annotations
 

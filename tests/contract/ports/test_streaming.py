@@ -1,4 +1,4 @@
-"""The contract of streaming: the fakes, the real server, and clients attached to entrypoints."""
+"""The fakes, the real server, and clients attached to entrypoints fulfil the contract of streaming."""
 
 from __future__ import annotations
 

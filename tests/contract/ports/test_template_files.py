@@ -1,4 +1,4 @@
-"""Files of templates: nobody writes to a finished one, and nothing of it has a name."""
+"""Nobody can write to the files of a finished template, and none of them has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runtime that is down, with kubelet's order of calls: what kubelet concludes while it runs and when it starts."""
+"""kubelet draws the right conclusions about a runtime that is down, while kubelet runs and when it starts."""
 
 import os
 import signal

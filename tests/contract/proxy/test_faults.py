@@ -1,4 +1,4 @@
-"""Runtimes and a proxy that are killed, stopped and restarted."""
+"""The proxy serves complete lists or errors while runtimes and the proxy are killed, stopped and restarted."""
 
 import os
 import signal

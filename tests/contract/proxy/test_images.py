@@ -1,4 +1,4 @@
-"""Which runtime an image call goes to."""
+"""The proxy routes each image call to the right runtime."""
 
 import signal
 

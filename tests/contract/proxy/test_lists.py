@@ -1,4 +1,4 @@
-"""Merged lists and streams of all runtimes."""
+"""The proxy merges the lists and streams of all runtimes."""
 
 import grpc
 import pytest

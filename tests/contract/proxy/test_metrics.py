@@ -1,4 +1,4 @@
-"""The proxy's own numbers."""
+"""The proxy counts calls, and measures its own time without that of the runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kubelet's calls about the node."""
+"""The proxy answers kubelet's calls about the node for all runtimes together."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Data that passes through unchanged: future methods, errors, metadata, deadlines, large messages."""
+"""The proxy passes on future methods, errors, metadata, deadlines and large messages unchanged."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""How pods, and later calls with their ids, are routed to a runtime."""
+"""The proxy routes pods, and later calls with their ids, to a runtime."""
 
 import secrets
 from typing import Any

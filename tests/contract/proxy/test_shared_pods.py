@@ -1,4 +1,4 @@
-"""Pods that the primary makes, with its containers, and whose VM virtshim runs: where each call goes."""
+"""For a pod that the primary makes and whose VM virtshim runs, the proxy routes each call to the right runtime."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What kubelet sees of pods that the primary makes and whose VM virtshim runs: lists, stats, statuses and events."""
+"""kubelet sees a pod of the primary with a VM of virtshim as one pod, in lists, stats, statuses and events."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Exec and attach as kubelet, crictl and critest ask for them: SPDY/3.1."""
+"""Exec and attach work over SPDY/3.1, as kubelet, crictl and critest request them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exec and attach as client libraries ask for them: WebSocket with a channel number before each message."""
+"""Exec and attach work over WebSocket with channel numbers, as client libraries request them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kubernetes project's own Python client against the streaming server."""
+"""The Kubernetes project's own Python client works with the streaming server."""
 
 from __future__ import annotations
 

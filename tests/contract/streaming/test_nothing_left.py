@@ -1,4 +1,4 @@
-"""Many sessions of all kinds, with clients that leave politely or vanish, leave nothing behind."""
+"""Sessions of all kinds leave nothing behind, whether their clients leave politely or vanish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`exec` and `console` against the real streaming server; the guest's side is scripted, ours is a program of its own."""
+"""`exec` and `console`, as separate programs, work with the real streaming server. The test scripts the guest's
+side."""
 
 from __future__ import annotations
 

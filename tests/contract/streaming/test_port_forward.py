@@ -1,4 +1,5 @@
-"""Connections to a pod's ports: SPDY, SPDY in a WebSocket, and the WebSocket protocol of its own."""
+"""Connections to a pod's ports work over SPDY, over SPDY in a WebSocket, and over the WebSocket protocol of their
+own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that hold a token and send nonsense: their own session ends, everybody else's goes on."""
+"""A client with a token that sends nonsense ends its own session only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes from the daemon that serves CRI, over fakes."""
+"""Prometheus can scrape the daemon that serves CRI."""
 
 from __future__ import annotations
 

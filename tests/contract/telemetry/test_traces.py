@@ -1,4 +1,4 @@
-"""Spans: kubelet's trace continues in the proxy, in virtshim and in the parts of a call, as a real collector sees it."""
+"""kubelet's trace continues in the proxy, in virtshim and in the parts of a call, as a real collector receives it."""
 
 from __future__ import annotations
 

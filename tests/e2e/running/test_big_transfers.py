@@ -1,4 +1,5 @@
-"""Much data passes through a guest both ways, unchanged, and does not grow the daemon's memory. `--all`: a GiB."""
+"""Much data passes through a guest both ways, unchanged, without growth of the daemon's memory. With `--all` it is a
+GiB."""
 
 from __future__ import annotations
 

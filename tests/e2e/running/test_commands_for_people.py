@@ -1,4 +1,4 @@
-"""The commands for people without kubectl."""
+"""The commands for people work without kubectl."""
 
 from __future__ import annotations
 

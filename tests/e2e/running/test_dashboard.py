@@ -1,4 +1,4 @@
-"""`virtshim dashboard` on a node with a real VM, with requests as a browser sends them; ../test_dashboard.py tests the
+"""`virtshim dashboard` serves a node with a real VM to requests as a browser sends them. ../test_dashboard.py tests the
 page."""
 
 from __future__ import annotations

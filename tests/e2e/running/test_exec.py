@@ -1,4 +1,4 @@
-"""Commands in a real guest through its own agent."""
+"""Commands run in a real guest by its own agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kubectl virt` with a real VM; the fake kubectl uses the node's streaming server."""
+"""`kubectl virt` reaches a real VM. A fake kubectl uses the node's streaming server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ssh login that the node arranges, and the guest's name resolution."""
+"""A person can log in by ssh through the node, and the guest resolves names by its pod's name servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Port-forward and attach to a real VM: by our own client, and by crictl if it is installed."""
+"""Port-forward and attach reach a real VM, by our own client, and by crictl if it is installed."""
 
 from __future__ import annotations
 

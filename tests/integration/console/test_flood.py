@@ -1,4 +1,4 @@
-"""One guest floods its console with up to 50 MB/s: memory, disk, and service for others."""
+"""A guest that floods its console with up to 50 MB/s costs bounded memory and disk, and others are served."""
 
 from __future__ import annotations
 

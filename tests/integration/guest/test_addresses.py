@@ -1,5 +1,5 @@
-"""The script that gives a restored guest the addresses of its new pod, run in its own network namespace, by iproute2 and by
-busybox."""
+"""The script that gives a restored guest the addresses of its new pod works with iproute2 and with busybox, in its own
+network namespace."""
 
 from __future__ import annotations
 

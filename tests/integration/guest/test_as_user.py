@@ -1,4 +1,4 @@
-"""Commands as another user, with the tools that images have, from all of them to busybox alone."""
+"""Commands run as another user with the tools that images have, from all of them to busybox alone."""
 
 from __future__ import annotations
 

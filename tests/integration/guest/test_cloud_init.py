@@ -1,5 +1,5 @@
-"""cloud-init reads the network-config that we write: each renderer of the oldest supported version, of Debian 12's, and
-of the newest. The output for ifupdown, netplan and systemd-networkd is applied beside gateways that answer."""
+"""Each renderer of cloud-init reads the network-config that virtshim writes, in the oldest supported version, Debian
+12's and the newest. The output for ifupdown, netplan and systemd-networkd is applied beside gateways that answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""cloud-init reads the seeds of Virtlet's 20 cases: the oldest supported version, Debian 12's, the newest.
+"""cloud-init reads the seeds of Virtlet's 20 cases, in the oldest supported version, Debian 12's and the newest.
 
-e2e/test_debian_guest.py boots a guest from one, with variables and user-data at once.
-"""
+e2e/test_debian_guest.py boots a guest from one, with variables and user-data at once."""
 
 from __future__ import annotations
 

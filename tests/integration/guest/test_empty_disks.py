@@ -1,4 +1,5 @@
-"""The script that makes file systems on empty disks and mounts them, run with private mounts on a loop device."""
+"""The guest's script makes file systems on empty disks and mounts them. It runs with private mounts on a loop
+device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that links block volumes to their paths in a guest, run with a fake kernel list of disks."""
+"""The guest's script links block volumes to their paths. It runs with a fake kernel list of disks."""
 
 from __future__ import annotations
 

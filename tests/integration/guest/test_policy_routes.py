@@ -1,4 +1,4 @@
-"""The script that sets rules and tables in a guest, run in its own network namespace, by iproute2 and by busybox."""
+"""The guest's script sets rules and tables with iproute2 and with busybox, in its own network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that sets sysctls in a guest, run with its own network and mounts."""
+"""The guest's script sets sysctls. It runs with its own network and mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real QEMU with libvirt's embedded driver: consoles, ends of a VM, rights, and a killed process."""
+"""Real QEMU with libvirt's embedded driver keeps consoles, ends and rights right, when the process is killed, too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Host devices as libvirt and firmware see them. The machine has none: behaviour that needs real ones is not tested
-here."""
+"""libvirt and firmware place host devices as virtshim predicts. The machine has no such devices, so behaviour that
+needs real ones is not tested here."""
 
 from __future__ import annotations
 

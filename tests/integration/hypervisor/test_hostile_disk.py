@@ -1,4 +1,5 @@
-"""A taken-over QEMU writes another file name into its disk's header, for the next start of that disk."""
+"""A taken-over QEMU that writes another file name into its disk's header gains nothing at the next start of that
+disk."""
 
 from __future__ import annotations
 

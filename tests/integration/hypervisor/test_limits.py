@@ -1,4 +1,4 @@
-"""libvirt's own cgroups, and huge pages, with the real kernel."""
+"""libvirt's own cgroups, NUMA nodes and huge pages keep the limits, with the real kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upgrade of a node with running VMs: the records that the earlier version wrote into their definitions are removed."""
+"""An upgrade removes the records that an earlier version wrote into the definitions of running VMs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls from a real registry (docker-registry) and a real web server, with kubelet's requests."""
+"""Pulls work from a real registry (docker-registry) and a real web server, with kubelet's requests."""
 
 from __future__ import annotations
 

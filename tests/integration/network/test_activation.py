@@ -1,4 +1,4 @@
-"""tapmanager on a socket opened by another process, as systemd does for tapmanager.socket."""
+"""tapmanager serves a socket that another process opened, as systemd does for tapmanager.socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bandwidth limits by the distribution's plugin: the kernel's settings, and with `--all` the measured rates."""
+"""The distribution's plugin limits bandwidth: the test reads the kernel's settings, and with `--all` measures the
+rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capabilities of tapmanager and of the plugins that it starts, from the kernel."""
+"""tapmanager and the plugins that it starts have only the capabilities that they need, as the kernel shows."""
 
 from __future__ import annotations
 

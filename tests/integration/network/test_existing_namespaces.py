@@ -1,4 +1,4 @@
-"""A pod whose sandbox another runtime made: tapmanager attaches its VM to that namespace, and changes nothing there."""
+"""tapmanager attaches a VM to the namespace of a sandbox that another runtime made, and changes nothing there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A network card's function on its way into a VM and back, with real namespaces, links and CNI plugins. The card is of our own
-making: on unbind its link vanishes from the pod, on bind a new one appears on the host. What a card's driver itself does with a
-MAC, a VLAN or a reset is seen in tests/vfio."""
+"""A network card's function gets into a VM and back, with real namespaces, links and CNI plugins. The card is a fake:
+on unbind its link vanishes from the pod, on bind a new one appears on the host. tests/vfio shows what a card's driver
+itself does with a MAC, a VLAN or a reset."""
 
 from __future__ import annotations
 

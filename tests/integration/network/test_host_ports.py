@@ -1,4 +1,4 @@
-"""hostPort by the distribution's plugin. The guests are namespaces behind the taps' descriptors."""
+"""hostPort works with the distribution's plugin. The guests are namespaces behind the taps' descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All DHCPv6 answers and router advertisements for guests, as tcpdump decodes them."""
+"""tcpdump decodes all DHCPv6 answers and router advertisements for guests."""
 
 from __future__ import annotations
 

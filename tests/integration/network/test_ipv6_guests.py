@@ -1,5 +1,5 @@
-"""IPv6 without cloud-init: the kernel and DHCPv6 clients configure themselves from the tap's messages, and nobody else
-can send them any."""
+"""Without cloud-init, the kernel and DHCPv6 clients configure IPv6 from the tap's messages, and nobody else can send
+them any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that are attached at the same moment."""
+"""Pods that are attached at the same moment do not wait for each other."""
 
 from __future__ import annotations
 

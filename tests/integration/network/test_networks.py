@@ -1,4 +1,5 @@
-"""Pods with several networks: a meta plugin of our own, which keeps records as Multus does, before the distribution's plugins."""
+"""A pod can have several networks. A meta plugin of our own keeps records as Multus does, and runs the distribution's
+plugins."""
 
 from __future__ import annotations
 

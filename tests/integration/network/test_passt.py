@@ -1,4 +1,5 @@
-"""The real passt of a VM in another runtime's namespace: what guest and containers reach, and that nothing stays."""
+"""Through the real passt in another runtime's namespace, guest and containers reach what they should, and nothing
+stays."""
 
 from __future__ import annotations
 

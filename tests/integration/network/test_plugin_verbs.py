@@ -1,4 +1,4 @@
-"""STATUS and GC of CNI 1.1, and addresses that a plugin assigns twice."""
+"""tapmanager uses STATUS and GC of CNI 1.1, and refuses an address that a plugin assigns twice."""
 
 from __future__ import annotations
 

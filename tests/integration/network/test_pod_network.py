@@ -1,4 +1,4 @@
-"""A pod's network from attach to release, as guest, host and another pod see it."""
+"""A pod's network works from attach to release, as guest, host and another pod see it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Policy routing in pods: how a plugin's rules and tables reach the guest, and which are refused. The VM is a namespace
-behind the taps' descriptors."""
+"""A plugin's rules and tables reach the guest, or are refused. The VM is a namespace behind the taps' descriptors."""
 
 from __future__ import annotations
 

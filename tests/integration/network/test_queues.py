@@ -1,4 +1,4 @@
-"""A NIC's queues: as many tap descriptors as the VM was armed with, and none for others meanwhile."""
+"""A VM gets as many tap descriptors for a NIC as its start requests, and meanwhile others get none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""MAC and addresses of a pod's network selection (k8s.v1.cni.cncf.io/networks): Multus passes them to the plugins, the
-plugins set them on the link, and the guest takes them from the link. Nothing else can choose them."""
+"""A guest has the MAC and addresses of its pod's network selection (k8s.v1.cni.cncf.io/networks). Multus passes them to
+the plugins, the plugins set them on the link, and nothing else can choose them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VM on each kind of network: it is reachable, and reaches others, as a container would; policies apply; nothing is
+"""On each kind of network, a VM is reachable and reaches others as a container would, policies apply, and nothing is
 left. The VM is a namespace behind the tap's descriptor, configured as guests are."""
 
 from __future__ import annotations

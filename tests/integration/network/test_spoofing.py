@@ -1,5 +1,5 @@
-"""Frames that a guest cannot send: with a MAC, an address or a role that is not its own. The guest is a stand-in on the
-tap's descriptor."""
+"""A guest cannot send frames with a MAC, an address or a role that is not its own. A stand-in on the tap's descriptor
+plays the guest."""
 
 from __future__ import annotations
 

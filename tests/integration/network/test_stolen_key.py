@@ -1,4 +1,4 @@
-"""An attacker has a VM's fetch key, for example from its definition, and may connect to tapmanager as QEMU's user."""
+"""An attacker with a VM's fetch key, who may connect to tapmanager as QEMU's user, gets no taps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins that fail, hang or are missing; a killed tapmanager; unreadable records."""
+"""tapmanager reports plugins that fail, hang or are missing, and survives kills and unreadable records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The real kernel's cgroups: a VM's group below the pod's, with its limits, joined by the process that fetches the taps."""
+"""A VM's cgroup is below the pod's and has its limits, and the process that fetches the taps joins it. The cgroups are
+the real kernel's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`virtshim check` on this machine, below a temporary directory."""
+"""`virtshim check` finds this machine's faults, below a temporary directory."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""`virtshim controller` and `virtshim agent` as programs: they start, serve, and end at SIGTERM; a wrong option has a remedy."""
+"""`virtshim controller` and `virtshim agent` start, serve, and end at SIGTERM. The error of a wrong option has a
+remedy."""
 
 from __future__ import annotations
 

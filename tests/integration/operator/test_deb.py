@@ -1,5 +1,5 @@
-"""The Debian package: its contents, its reproducible build, and its installation and purge by dpkg. `make e2e-install`
-tests the same on a machine with systemd, with VMs."""
+"""The Debian package has the right contents, is reproducible, and is installed and purged by dpkg. `make e2e-install`
+tests it on a machine with systemd and VMs."""
 
 from __future__ import annotations
 

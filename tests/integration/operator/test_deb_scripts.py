@@ -1,5 +1,5 @@
-"""The Debian package's scripts for installation, removal and purge, run on a tree with commands that only record their
-calls."""
+"""The Debian package's scripts for installation, removal and purge call the right commands. They run on a tree with
+commands that only record their calls."""
 
 from __future__ import annotations
 

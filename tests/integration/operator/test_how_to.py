@@ -1,4 +1,5 @@
-"""The how-to pages for hardware and guests that nobody has here: their units, manifests and commands, as far as possible."""
+"""The how-to pages for hardware and guests that nobody has here are right as far as it can be checked: their units,
+manifests and commands."""
 
 from __future__ import annotations
 

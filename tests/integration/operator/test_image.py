@@ -1,5 +1,5 @@
-"""The image that installs virtshim on nodes: its contents, and what its program does to a node, which is a directory
-tree here."""
+"""The image that installs virtshim on nodes has the right contents, and its program installs and removes. A directory
+tree stands for the node."""
 
 import http.server
 import json

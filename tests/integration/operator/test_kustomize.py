@@ -1,4 +1,5 @@
-"""deploy/kustomize, as the real kubectl renders it: each overlay holds objects that Kubernetes takes and that find each other."""
+"""Each overlay of deploy/kustomize holds objects that Kubernetes accepts and that find each other, as the real kubectl
+renders it."""
 
 from __future__ import annotations
 

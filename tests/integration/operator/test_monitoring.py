@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard, as Prometheus reads them, over existing metrics."""
+"""Prometheus can read the alert rules and the dashboard, and their metrics exist."""
 
 from __future__ import annotations
 

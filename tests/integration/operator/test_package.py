@@ -1,4 +1,4 @@
-"""What `pip install` installs on a node: the wheel, its commands, and a vmwrapper that needs neither."""
+"""`pip install` of the wheel gives a node its commands, and a vmwrapper that needs neither wheel nor commands."""
 
 from __future__ import annotations
 

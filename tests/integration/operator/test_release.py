@@ -1,4 +1,4 @@
-"""What `make release` makes: complete, and the same bytes each time."""
+"""`make release` makes a complete release, with the same bytes each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`virtshim setup` on directory trees of nodes: kubelet, libvirt, virtshim and systemd can read the files that it wrote."""
+"""`virtshim setup` writes files that kubelet, libvirt, virtshim and systemd can read, on directory trees of nodes."""
 
 import json
 import os

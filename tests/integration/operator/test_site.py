@@ -1,4 +1,4 @@
-"""The documentation site is built without a network and loads nothing external; the commands in its pages exist."""
+"""The documentation site is built without a network and loads nothing external, and the commands in its pages exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tutorial and the beginning of README, typed into a shell: every command in order, and the output that the page shows."""
+"""The tutorial and the beginning of README work: the test types every command into a shell, and compares the output
+with the page."""
 
 from __future__ import annotations
 

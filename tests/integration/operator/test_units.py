@@ -1,4 +1,4 @@
-"""systemd reads our files as on a node: with its own tools, on copies whose programs exist."""
+"""systemd reads the unit files as on a node, with its own tools, on copies whose programs exist."""
 
 import configparser
 import os

@@ -1,4 +1,5 @@
-"""The script that copies volumes into a guest, run with private mounts: the view of a reader at each of its steps."""
+"""The script that copies volumes into a guest shows a reader one version at each of its steps. It runs with private
+mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that mounts volumes in a guest, run with private mounts and a directory in place of virtiofs."""
+"""The guest's script mounts volumes. It runs with private mounts, and a directory stands for virtiofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Removal stops at mounts of other file systems, and at bind mounts of the same one, which have its device number."""
+"""Removal stops at mounts of other file systems, and at bind mounts of the same file system, which have its device
+number."""
 
 from __future__ import annotations
 

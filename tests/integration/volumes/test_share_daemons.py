@@ -1,4 +1,4 @@
-"""The real virtiofsd: its inputs, its isolation, and that nothing of it is left."""
+"""The real virtiofsd gets its volumes in isolation, and nothing of it is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pod annotations: Virtlet's meaning, all errors at once, nothing ignored."""
+"""Pod annotations have Virtlet's meaning; all errors are reported at once, and no annotation is ignored."""
 
 import datetime as dt
 import json

@@ -1,4 +1,4 @@
-"""What pods with containers beside their VM may ask for, and what they may not."""
+"""virtshim accepts what a pod with containers beside its VM may ask for, and refuses the rest by name."""
 
 from __future__ import annotations
 

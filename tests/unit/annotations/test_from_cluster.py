@@ -1,4 +1,4 @@
-"""Annotations that name a Secret or ConfigMap, read by Virtlet's rules."""
+"""Annotations that name a Secret or ConfigMap are read by Virtlet's rules."""
 
 import base64
 from collections.abc import Mapping

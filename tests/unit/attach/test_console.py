@@ -1,4 +1,4 @@
-"""A console shared by its clients. QEMU's side is a real Unix socket that serves one connection, as QEMU's does."""
+"""All clients of a console share it. A real Unix socket that serves one connection, as QEMU's does, plays QEMU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that are attached to a container's own command."""
+"""Clients that are attached to a container's own command share its output and its input."""
 
 from __future__ import annotations
 

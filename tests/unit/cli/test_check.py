@@ -1,4 +1,5 @@
-"""`virtshim check --devices` over machines of all kinds, compared with golden files. GOLDEN_UPDATE=1 rewrites them."""
+"""The output of `virtshim check --devices` over machines of all kinds matches golden files. GOLDEN_UPDATE=1 rewrites
+them."""
 
 import contextlib
 import json

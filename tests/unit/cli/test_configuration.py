@@ -1,4 +1,4 @@
-"""`virtshim config`: the settings in force, their origin, and their faults."""
+"""`virtshim config` shows the settings in force, their origin, and their faults."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""The containerd of a node that `virtshim up --with-containerd` runs."""
+"""`virtshim up --with-containerd` configures a containerd of the node's own."""
 
 import tempfile
 import tomllib

@@ -1,4 +1,4 @@
-"""What `virtshim cp` makes of a guest's archive, which may be hostile."""
+"""`virtshim cp` writes only harmless files from a guest's archive, which may be hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child daemons: readiness, early exits, silence, and a certain end."""
+"""A child daemon counts as started when it reports ready; its early exit is an error, and a stop certainly ends it."""
 
 import sys
 import threading

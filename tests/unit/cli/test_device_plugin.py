@@ -1,4 +1,4 @@
-"""`virtshim device-plugin`: its resources from settings and sysfs, and the program beside a kubelet."""
+"""`virtshim device-plugin` offers the resources that settings and sysfs name, beside a kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: its output, exit codes and error messages."""
+"""The command line has the right output, exit codes and error messages."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""The files that `up` writes below its directory, and the directory's lock."""
+"""`virtshim up` writes its files only below its directory, and locks the directory."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Tables, logs, rates and options of the commands for operators."""
+"""The operators' commands show tables, logs and rates, and understand their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of pods and VMs."""
+"""`virtshim ps` prints the table of pods and VMs."""
 
 import pytest
 

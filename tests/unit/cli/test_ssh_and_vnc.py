@@ -1,4 +1,4 @@
-"""The arguments of `ssh` and `port-forward`, and the addresses at which a screen may be shown."""
+"""`ssh` and `port-forward` build the right arguments, and a screen is shown only at allowed addresses."""
 
 from __future__ import annotations
 

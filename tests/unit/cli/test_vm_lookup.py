@@ -1,4 +1,4 @@
-"""Which VM a name means."""
+"""A name, or the beginning of an id, finds one VM or is refused."""
 
 import pytest
 

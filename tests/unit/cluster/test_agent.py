@@ -1,4 +1,4 @@
-"""The agent between an API server and a virtshim that answers as a test says."""
+"""The agent reports the node's VMs to an API server. The test scripts virtshim's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The controller against an API server that guards its objects, with a scheduler, kubelets and agents that answer it."""
+"""The controller runs, moves and removes VMs on an API server that guards its objects. A scheduler, kubelets and agents
+answer it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller and the agent die before or after a write, and another one goes on from what is written."""
+"""If the controller or the agent dies before or after a write, another one continues from what is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Certificates of nodes: the controller's signer and agents, with a stateful API server and real connections between nodes."""
+"""The controller signs certificates for nodes, and agents renew them, with a stateful API server and real connections
+between nodes."""
 
 from __future__ import annotations
 

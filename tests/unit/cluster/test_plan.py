@@ -1,4 +1,5 @@
-"""The controller's next step in single situations. tests/property/test_vm_plan.py lets everything happen at once."""
+"""The controller's next step is right in single situations. tests/property/test_vm_plan.py lets everything happen at
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods that are made for VirtualMachines, as documents: what they take from the template, and what the controller adds."""
+"""The pod of a VirtualMachine has what the template says, and what the controller adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rights of the cluster's programs, as the manifests give them: enough, no more than needed, and within their borders."""
+"""The manifests give the cluster's programs enough rights, and no more than they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller and agents while time passes: on a clock that tests move."""
+"""The controller and the agents keep their times, on a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The CustomResourceDefinition: what a VirtualMachine may say. tests/contract/cluster tries what it may not."""
+"""The CustomResourceDefinition accepts every field that a VirtualMachine may have. tests/contract/cluster tests the
+refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The webhook's answers to what is no proper question, and its certificate."""
+"""The webhook refuses whatever is no proper question, and renews its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: file, drop-ins, environment; every fault told at once."""
+"""Settings come from file, drop-ins and environment, and all faults are reported at once."""
 
 import json
 from pathlib import Path

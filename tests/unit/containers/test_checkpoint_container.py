@@ -1,4 +1,4 @@
-"""CheckpointContainer: one moment of memory and disk, a VM that runs on, and nothing left after a failure."""
+"""A checkpoint holds memory and disk of one moment, the VM continues, and a failure leaves nothing."""
 
 import json
 

@@ -1,9 +1,8 @@
-"""The process dies at every step of every use case; the next process repairs the state.
+"""If the process dies at any step of any use case, the next process repairs the state.
 
 Each use case is run once to count its calls to the outside, then again and again, dying at the first, the second, ... call:
 before it has an effect, half-way through it, and after its effect. A new daemon starts over the same database and the same
-outside, recovers, and must tell the truth, finish the work when the call is repeated, and leave nothing behind.
-"""
+outside, recovers, and must tell the truth, finish the work when the call is repeated, and leave nothing behind."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""CreateContainer: disk, seed, definition; sizes; and what is left when a step fails."""
+"""CreateContainer makes disk, seed and definition in the right sizes, and a failed step leaves nothing."""
 
 import dataclasses
 import uuid

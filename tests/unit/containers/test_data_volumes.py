@@ -1,4 +1,4 @@
-"""Block volumes beside the root disk: one VM at a time."""
+"""A block volume beside the root disk belongs to one VM at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod whose volume holds a disk's image (disk.img)."""
+"""A volume that holds a disk's image (disk.img) is a disk of the pod's VM."""
 
 from __future__ import annotations
 

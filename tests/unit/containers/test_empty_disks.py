@@ -1,4 +1,4 @@
-"""Empty disks beside the root disk: made with the container, gone with it."""
+"""Empty disks beside the root disk are made with the container and removed with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a port for commands is plugged in."""
+"""A port for commands is plugged into the container's VM, with a socket beside the other sockets."""
 
 from __future__ import annotations
 

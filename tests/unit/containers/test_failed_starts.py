@@ -1,4 +1,4 @@
-"""A start that fails for any reason leaves no VM on, and after a stop returns the VM is off."""
+"""A start that fails for any reason leaves no VM on, and the VM is off after a stop returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod of Virtlet's, with flexVolumes."""
+"""A pod of Virtlet's with flexVolumes gets empty disks."""
 
 from __future__ import annotations
 

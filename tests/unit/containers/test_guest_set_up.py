@@ -1,5 +1,4 @@
-"""A pod's sysctls, and links to its block volumes: made in its guest before anything runs there for the container; what cannot
-be is told."""
+"""A guest gets its pod's sysctls and its links to block volumes before anything of the container runs there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image's OCI config says, where the pod says nothing: as in a container."""
+"""An image's OCI config applies where the pod sets nothing, as in a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guest whose root disk outlives its containers finds machine and devices where it found them first."""
+"""A guest whose root disk outlives its containers always finds its machine type and its devices in the same places."""
 
 from __future__ import annotations
 

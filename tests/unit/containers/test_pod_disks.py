@@ -1,4 +1,4 @@
-"""A root disk that stays for the pod's life, and a UUID that all attempts of a pod share."""
+"""A root disk can stay for the pod's life, and all attempts of a pod share its UUID."""
 
 import contextlib
 import dataclasses

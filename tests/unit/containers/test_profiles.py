@@ -1,4 +1,4 @@
-"""Profiles: named sets of annotations, defined by the node's operator."""
+"""A pod takes a profile, which is a named set of annotations that the node's operator defines."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

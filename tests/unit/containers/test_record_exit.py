@@ -1,4 +1,4 @@
-"""How a container ended: the table, and the one place that writes it."""
+"""The way in which a VM ended decides the container's exit code and reason, which are written in one place."""
 
 import itertools
 import uuid

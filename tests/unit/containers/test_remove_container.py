@@ -1,4 +1,4 @@
-"""RemoveContainer: force, idempotent, repeatable after any failure."""
+"""RemoveContainer ends a running VM, may be repeated, and can finish a removal that failed."""
 
 import pytest
 from fakes.world import IMAGE, LOG_DIRECTORY, World

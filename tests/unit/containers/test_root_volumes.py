@@ -1,4 +1,4 @@
-"""A pod whose root disk is a block volume (volumeDevices with devicePath /)."""
+"""A pod's root disk can be a block volume (volumeDevices with devicePath /)."""
 
 from __future__ import annotations
 

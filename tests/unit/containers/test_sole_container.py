@@ -1,4 +1,5 @@
-"""A pod whose containers cannot all run. Whole orders of kubelet's calls are in tests/contract/kubelet_orders."""
+"""virtshim refuses containers of a pod that cannot all run. Whole orders of kubelet's calls are in
+tests/contract/kubelet_orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StartContainer: QEMU runs when it returns; a failed start ends the container with StartError."""
+"""QEMU runs when StartContainer returns; a failed start ends the container with StartError."""
 
 import uuid
 from typing import Any

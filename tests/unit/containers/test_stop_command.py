@@ -1,4 +1,4 @@
-"""StopContainer of a container with a command: its signal, its end, then the guest's."""
+"""StopContainer of a container with a command signals the command, waits for its end, and then ends the guest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StopContainer: power button, wait, destroy; overlapping calls; stops that meet other calls on the pod."""
+"""StopContainer presses the power button, waits, and then destroys the VM, even if stops and other calls overlap."""
 
 import pytest
 from fakes.background import Background

@@ -1,4 +1,4 @@
-"""The begin and end of a running VM's trouble are in its container's log and in Events of its pod."""
+"""The beginning and the end of a running VM's trouble are in its container's log and in Events of its pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two calls at once, at the points where one could undo what the other relies on."""
+"""Two calls at once do not undo what the other one relies on."""
 
 from __future__ import annotations
 

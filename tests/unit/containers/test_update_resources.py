@@ -1,4 +1,4 @@
-"""UpdateContainerResources and UpdatePodSandboxResources: all or nothing, and remembered."""
+"""UpdateContainerResources and UpdatePodSandboxResources change everything or nothing, and remember it."""
 
 from __future__ import annotations
 

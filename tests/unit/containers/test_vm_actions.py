@@ -1,4 +1,4 @@
-"""Pause, resume, reset, reboot, freeze and thaw, and their effect on a container's life cycle."""
+"""Pause, resume, reset, reboot, freeze and thaw work, and leave the container's life cycle right."""
 
 from __future__ import annotations
 

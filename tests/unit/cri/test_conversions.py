@@ -1,4 +1,4 @@
-"""Messages and domain values, both ways."""
+"""CRI's messages and virtshim's own values are converted both ways."""
 
 import dataclasses
 

@@ -1,4 +1,5 @@
-"""List items: made once, anew for a new record, and not kept for ever; batches have each item once, in order, none too big."""
+"""A list item is made once for each record and not kept for ever. Batches have each item once, in order, and none is
+too big."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The addresses that a browser may take for the page's name are all the dashboard's, or it does not run."""
+"""The dashboard listens on all addresses that a browser may use for the page's name, or does not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name by which the dashboard may be called: that of its run, and no other of loopback's."""
+"""The dashboard accepts only the name of its own run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a node that changes during the request."""
+"""A page of the dashboard is right even if the node changes during the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates come from two readings; what is not known is None and never 0."""
+"""A rate comes from two readings, and an unknown number is None and never 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A token is good once; sessions are many, but bounded."""
+"""A token can be used once, and the number of sessions is limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What open pages are told of a node whose answers come late, or fail."""
+"""Open pages stay up to date if the node's answers come late, or fail."""
 
 from __future__ import annotations
 

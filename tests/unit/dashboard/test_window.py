@@ -1,4 +1,4 @@
-"""What is on its way to a page is bounded."""
+"""The amount of data on its way to a page is limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The admission policy in deploy/, evaluated as the API server does: on pods, and on what pods are made from."""
+"""The admission policy in deploy/ admits and refuses the right pods, and the objects that make them. A CEL library
+evaluates it as the API server does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of the DaemonSet are what Kubernetes takes, field by field, and fit the program that runs and deploy/."""
+"""Kubernetes accepts every field of the DaemonSet's objects, and they fit the program that runs and deploy/."""
 
 import json
 import re

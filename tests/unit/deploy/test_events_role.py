@@ -1,4 +1,4 @@
-"""deploy/events.yaml gives an account the right that telling Events takes, and no other."""
+"""deploy/events.yaml gives an account the right to create Events, and no other right."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The kubectl plugin with a fake kubectl that records its calls."""
+"""The kubectl plugin works with a fake kubectl that records its calls."""
 
 from __future__ import annotations
 

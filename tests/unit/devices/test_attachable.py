@@ -1,4 +1,4 @@
-"""Whether a device can be given to a VM now: every fault is told with its remedy."""
+"""virtshim reports every fault of a device that a VM cannot have now, with the remedy."""
 
 import pytest
 from fakes.sysfs import BRIDGE, NVME, FakeSysfs

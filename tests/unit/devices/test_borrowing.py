@@ -1,4 +1,4 @@
-"""PCI functions that are taken from their drivers come back, whatever happens in between."""
+"""PCI functions that virtshim takes from their drivers come back, whatever happens in between."""
 
 import sqlite3
 import threading

@@ -1,4 +1,4 @@
-"""Functions of network cards over the wire: tapmanager with a card of our own, asked by virtshim's client."""
+"""virtshim's client asks tapmanager over the wire about functions of a network card. The card is a fake."""
 
 from __future__ import annotations
 

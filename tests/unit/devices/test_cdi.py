@@ -1,4 +1,4 @@
-"""CDI specifications: what a name stands for, and what makes a specification invalid."""
+"""CDI names stand for the devices of their specifications, and invalid specifications are refused."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Devices of the host: granted, claimed, given free; and nobody's but one container's."""
+"""A device of the host belongs to one container at a time, from its grant until it is free again."""
 
 import dataclasses
 

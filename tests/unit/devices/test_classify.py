@@ -1,4 +1,4 @@
-"""What a granted node means to a VM, by what stat says and where it is."""
+"""A granted device node is classified by what stat says and by its path."""
 
 import pytest
 from fakes.sysfs import FakeSysfs

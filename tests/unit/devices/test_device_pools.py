@@ -1,4 +1,4 @@
-"""Which functions a resource offers, and which are best given away together."""
+"""A resource offers the right functions, and prefers functions that are best given away together."""
 
 from __future__ import annotations
 

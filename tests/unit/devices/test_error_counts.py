@@ -1,4 +1,4 @@
-"""The kernel's counts of PCI Express errors."""
+"""virtshim reads the kernel's counts of PCI Express errors."""
 
 from pathlib import Path
 

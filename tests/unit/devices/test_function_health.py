@@ -1,4 +1,4 @@
-"""What makes a function unfit for any VM: it does not answer, its reset failed, it reported fatal errors."""
+"""A function is unfit for any VM if it does not answer, its reset failed, or it reported fatal errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the guest finds its devices, and what its environment says of that."""
+"""Each device has a predictable place in the guest, and the guest's environment names that place."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Device errors are reported when they occur; functions are reset while their container still holds them."""
+"""Device errors are reported when they occur, and functions are reset while their container still holds them."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""A host file that cannot be read now is not taken for absent."""
+"""A host file that cannot be read now does not count as absent."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Which PCI functions and USB devices the node itself uses."""
+"""virtshim finds the PCI functions and USB devices that the node itself uses."""
 
 import pytest
 from fakes.sysfs import NVME, FakeSysfs

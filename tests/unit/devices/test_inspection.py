@@ -1,4 +1,4 @@
-"""The PCI functions of VMs as `inspect` shows them."""
+"""`virtshim inspect` shows the PCI functions of VMs."""
 
 from __future__ import annotations
 

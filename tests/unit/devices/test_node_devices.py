@@ -1,4 +1,4 @@
-"""Settings -> the port, on this machine."""
+"""The settings become the port's rules on this machine."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""PCI functions and groups as sysfs shows them."""
+"""virtshim reads PCI functions and IOMMU groups from sysfs."""
 
 from fakes.sysfs import HOST_BRIDGE, FakeSysfs
 

@@ -1,4 +1,4 @@
-"""A VM's end is reported at once; its devices are reset in the background before others can have them."""
+"""A VM's end is reported at once, and its devices are reset in the background before others can have them."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""What kubelet granted -> what the VM gets. The plugins are those in the field: each test's request is what its plugin sends."""
+"""A VM gets the devices that kubelet granted. Each test's request is what a device plugin in the field sends."""
 
 import contextlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A guest lets go of the host's devices before its VM is ended by force, and only then."""
+"""A guest releases the host's devices before its VM is ended by force, and only then."""
 
 from functools import partial
 from pathlib import Path

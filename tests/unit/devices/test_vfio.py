@@ -1,4 +1,4 @@
-"""Which drivers are VFIO's: by name, in both programs alike."""
+"""Both programs recognise VFIO drivers by the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint archives are complete or absent, for root only, and leave no other files."""
+"""Checkpoint archives are complete or absent, only root can read them, and they leave no other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a pod's disk: unreadable is not absent."""
+"""Notes about a pod's disk that cannot be read do not count as absent."""
 
 from __future__ import annotations
 

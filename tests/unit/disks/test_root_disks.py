@@ -1,4 +1,4 @@
-"""Root disks: an overlay of the right size on the right base; removal that touches nothing else."""
+"""A root disk is an overlay of the right size on the right base, and its removal touches nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands from start to end: the real scripts, run by this machine's shell in place of a guest's."""
+"""Commands work from start to end. The scripts are real; this machine's shell runs them in place of a guest's."""
 
 from __future__ import annotations
 

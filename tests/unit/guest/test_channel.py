@@ -1,4 +1,4 @@
-"""A connection to agents that are late, silent, confused or hostile."""
+"""The connection to an agent survives agents that are late, silent, confused or hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit codes and failures as the guest tells them."""
+"""Exit codes and failures of commands are reported as the guest reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A container's own command: the real scripts, run by this machine's shell in place of a guest's."""
+"""A container's own command runs as requested. The scripts are real; this machine's shell runs them in place of a
+guest's."""
 
 from __future__ import annotations
 

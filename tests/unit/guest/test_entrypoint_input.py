@@ -1,4 +1,4 @@
-"""The input and the terminal of a container's own command: the real scripts, run by this machine's shells."""
+"""A container's own command has input and a terminal. The scripts are real; this machine's shell runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a silent command is checked, and when virtshim stops waiting for output."""
+"""virtshim checks a silent command now and then, and stops waiting for output after its exit."""
 
 from __future__ import annotations
 

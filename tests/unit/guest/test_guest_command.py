@@ -1,4 +1,4 @@
-"""Commands in guests: error messages, and the scripts that run them."""
+"""Commands in guests have clear error messages and valid scripts."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""What a guest says of itself is made small, whatever it says."""
+"""Whatever a guest says of itself is cut down to a small size."""
 
 from __future__ import annotations
 

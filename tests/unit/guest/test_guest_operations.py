@@ -1,4 +1,4 @@
-"""Requests to the guest agent other than commands."""
+"""The agent freezes file systems, sets the clock and adds SSH keys."""
 
 from __future__ import annotations
 

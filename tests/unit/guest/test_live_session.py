@@ -1,4 +1,4 @@
-"""Commands whose streams are read and written while they run, as `kubectl exec` does."""
+"""The streams of a command are read and written while it runs, as `kubectl exec` does."""
 
 from __future__ import annotations
 

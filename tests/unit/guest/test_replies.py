@@ -1,4 +1,4 @@
-"""Replies of the agent are split, limited and never trusted."""
+"""The agent's replies are split, limited and never trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data and records come apart, however the bytes are cut and whatever the data holds."""
+"""Data and records are separated, however the bytes are cut and whatever the data holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ContainerDisks whose disk is at another path than /disk, which the operator configures."""
+"""The operator can configure another path than /disk for the disk of a containerDisk."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Disks that are no containerDisk's: packed files on web servers, and OCI artifacts whose layer is the disk."""
+"""Disks may also be packed files on web servers, and OCI artifacts whose layer is the disk."""
 
 from __future__ import annotations
 

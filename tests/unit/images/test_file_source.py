@@ -1,4 +1,4 @@
-"""Images that are files of the node."""
+"""Files of the node can be images."""
 
 import gzip
 import hashlib

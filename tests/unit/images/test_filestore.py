@@ -1,4 +1,4 @@
-"""The image store: its files, its clean-up, its use of disk space."""
+"""The image store keeps its files, cleans up, and reports its use of disk space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod's author names an image at an address of the node's network that he himself cannot reach."""
+"""A pod's author cannot name an image at an address of the node's network that the author cannot reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls from a web server: what arrives is what was published, and nothing half-made is left."""
+"""A pull from a web server stores what was published, and nothing half-made is left."""
 
 from __future__ import annotations
 

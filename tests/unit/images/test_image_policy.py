@@ -1,4 +1,4 @@
-"""Which images an operator allows: by origin, by digest, by signature."""
+"""An operator can allow images by origin, by digest and by signature."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""Images: pull, names, removal, and which files must stay."""
+"""Images are pulled, named and removed, and files that are needed stay."""
 
 import dataclasses
 import hashlib

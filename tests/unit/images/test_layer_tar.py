@@ -1,4 +1,4 @@
-"""The tar reader: no bytes make it do anything but give entries or say BadTar, in bounded memory."""
+"""Whatever the bytes, the tar reader only gives entries or raises BadTar, in bounded memory."""
 
 from __future__ import annotations
 

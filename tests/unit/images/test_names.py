@@ -1,4 +1,4 @@
-"""Which source a reference means, and Virtlet's translation rules."""
+"""A reference means one source, by Virtlet's translation rules, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls from a registry that does what a real one never does: wrong bytes, odd layers, every kind of login."""
+"""Pulls survive a registry that does what a real one never does: wrong bytes, odd layers, every kind of login."""
 
 from __future__ import annotations
 

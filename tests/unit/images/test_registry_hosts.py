@@ -1,4 +1,5 @@
-"""containerd's certs.d: mirrors, certificates and headers of registries, as its own documents describe them."""
+"""containerd's certs.d configures mirrors, certificates and headers of registries as containerd's documents
+describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logins at a registry: passwords, tokens, and where a login may be sent."""
+"""virtshim logs in at a registry by password or token, and sends a login only where it may go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of pods, as they reach an API server over TLS, and what keeps them few."""
+"""Events of pods reach an API server over TLS, and their number is limited."""
 
 import threading
 from collections.abc import Callable, Iterator

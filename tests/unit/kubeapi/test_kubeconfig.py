@@ -1,4 +1,4 @@
-"""Which fields of a kubeconfig are used; all others are refused and not ignored."""
+"""Unsupported fields of a kubeconfig are refused and not ignored."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps, from an API server over TLS."""
+"""Secrets and ConfigMaps are read from an API server over TLS."""
 
 import base64
 import gc

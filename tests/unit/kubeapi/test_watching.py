@@ -1,4 +1,4 @@
-"""A collection of objects, as it follows an API server."""
+"""A watched collection of objects follows the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CDI specifications that the device plugin writes, as the runtime reads them."""
+"""The runtime can read the CDI specifications that the device plugin writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device plugin beside a kubelet, over real sockets."""
+"""The device plugin works with a kubelet over real sockets."""
 
 from __future__ import annotations
 

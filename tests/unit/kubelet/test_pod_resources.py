@@ -1,4 +1,4 @@
-"""The client of kubelet's pod-resources API, over a real socket."""
+"""The client of kubelet's pod-resources API works over a real socket."""
 
 import shutil
 import socket as sockets

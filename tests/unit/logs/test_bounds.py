@@ -1,4 +1,4 @@
-"""A guest that writes endlessly: which output is kept, and how much disk space it takes."""
+"""If a guest writes endlessly, the right part of its output is kept, in bounded disk space."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The log of a container's own command: both streams, and the place up to which the guest was read."""
+"""The log of a container's own command has both streams, and remembers how far the guest was read."""
 
 from __future__ import annotations
 

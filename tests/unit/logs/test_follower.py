@@ -1,4 +1,4 @@
-"""All consoles together: scheduling, threads, and the state after a kill."""
+"""One follower writes the logs of all consoles, also without inotify and after a kill."""
 
 import os
 import random

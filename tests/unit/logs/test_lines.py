@@ -1,4 +1,4 @@
-"""Console bytes as CRI log lines."""
+"""A console's bytes become CRI log lines."""
 
 import itertools
 import re

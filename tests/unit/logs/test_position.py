@@ -1,4 +1,4 @@
-"""The record of how far a console has been written."""
+"""A record says how far a console has been written."""
 
 import pytest
 from hypothesis import given

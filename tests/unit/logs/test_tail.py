@@ -1,4 +1,4 @@
-"""One console, step by step: what is written when, and what a kill between two steps leaves."""
+"""A console's log is complete step by step, and a kill between two steps neither loses nor repeats a line."""
 
 import errno
 import json

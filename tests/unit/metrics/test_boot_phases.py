@@ -1,4 +1,4 @@
-"""How far a guest has booted, by its console and its agent."""
+"""virtshim reads from console and agent how far a guest has booted."""
 
 from __future__ import annotations
 

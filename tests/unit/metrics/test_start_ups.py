@@ -1,4 +1,4 @@
-"""How pods come up, phase by phase."""
+"""virtshim records how pods start, phase by phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a VM's cgroup is: what kubelet, crictl and critest write as cgroup_parent."""
+"""A VM's cgroup follows from the cgroup_parent that kubelet, crictl and critest write."""
 
 import pytest
 

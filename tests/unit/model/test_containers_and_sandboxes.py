@@ -1,4 +1,4 @@
-"""Phases: which may follow which; and what a record says of itself."""
+"""Records change their phase only as the table allows, and describe themselves."""
 
 import dataclasses
 import itertools

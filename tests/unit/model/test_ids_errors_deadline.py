@@ -1,4 +1,4 @@
-"""Identifiers, deadlines, layout, errors."""
+"""Identifiers, deadlines, paths and errors have the right form."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""Image references are taken apart and found again; nothing but a ShimError ever comes out."""
+"""Image references are parsed and found again, and every failure is a ShimError."""
 
 from __future__ import annotations
 

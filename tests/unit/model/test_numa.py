@@ -1,4 +1,4 @@
-"""Which NUMA nodes a guest sees, by the CPUs that its container has alone."""
+"""A guest sees NUMA nodes according to the exclusive CPUs of its container."""
 
 from __future__ import annotations
 

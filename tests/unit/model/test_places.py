@@ -1,4 +1,4 @@
-"""The places of a kept root disk's devices: given once, written down, never taken from anybody."""
+"""A device of a kept root disk gets a place once, and nothing takes that place away."""
 
 import pytest
 from hypothesis import given

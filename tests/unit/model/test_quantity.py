@@ -1,4 +1,4 @@
-"""Kubernetes quantities as bytes."""
+"""Kubernetes quantities become bytes."""
 
 import contextlib
 from decimal import ROUND_CEILING, Decimal

@@ -1,4 +1,4 @@
-"""How big a VM is, what its cgroup gets, and what a change of resources means."""
+"""A container's resources decide the size of the VM and of its cgroup, and what a resize may change."""
 
 import dataclasses
 from typing import Any

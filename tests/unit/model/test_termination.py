@@ -1,4 +1,4 @@
-"""Which file gets a container's termination message."""
+"""The mount that kubelet names decides which file gets a container's termination message."""
 
 import pytest
 

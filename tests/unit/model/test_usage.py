@@ -1,4 +1,4 @@
-"""From readings to CRI's numbers."""
+"""Readings become CRI's numbers."""
 
 from __future__ import annotations
 

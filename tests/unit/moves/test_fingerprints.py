@@ -1,4 +1,4 @@
-"""Old memory meets only the disks that it was saved with."""
+"""Saved memory is used only with the disks that it was saved with."""
 
 from __future__ import annotations
 

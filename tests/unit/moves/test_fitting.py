@@ -1,4 +1,4 @@
-"""A VM of another node that cannot go on here is refused before anything is started, with the field and the remedy."""
+"""A VM that cannot continue on this node is refused before anything is started, with the field and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state volume, or a disk on a volume, whose server is gone, such as a dead NFS server, fails only the calls of its own pod: in
+"""If the server of a state volume, or of a disk on a volume, is gone, only the calls of its own pod fail. They fail in
 limited time, with a clear error, and at once if the pod is being stopped."""
 
 from __future__ import annotations

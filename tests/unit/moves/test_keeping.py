@@ -1,4 +1,4 @@
-"""What operators do with VMs that outlive their pods: list, save, remove."""
+"""Operators can list, save and remove VMs that outlive their pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running VM moves to another node: exactly one guest runs, and its disk goes with it."""
+"""When a running VM moves to another node, exactly one guest runs, and its disk moves with it."""
 
 from __future__ import annotations
 

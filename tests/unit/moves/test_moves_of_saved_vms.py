@@ -1,4 +1,4 @@
-"""A VM that was saved on one node goes on from its memory on another one: once, and only with its disk."""
+"""A VM that was saved on one node continues from its memory on another node, once, and only with its disk."""
 
 from __future__ import annotations
 

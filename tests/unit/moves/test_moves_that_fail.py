@@ -1,4 +1,4 @@
-"""Moves beside failures, kills and other calls: never two guests, no VM is lost, and nothing is left."""
+"""When a move meets failures, kills or other calls, there are never two guests, no VM is lost, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running guest gets a new QEMU, and its container goes on."""
+"""A running guest gets a new QEMU, and its container continues."""
 
 from __future__ import annotations
 

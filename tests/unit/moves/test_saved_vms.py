@@ -1,4 +1,4 @@
-"""VMs that outlive their pods: saved at a stop, restored once, with every failure in between."""
+"""A VM that outlives its pods is saved at a stop and restored once, whatever fails in between."""
 
 from __future__ import annotations
 

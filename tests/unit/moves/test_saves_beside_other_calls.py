@@ -1,4 +1,4 @@
-"""Saves and renewals of VMs while other calls, guests and full disks come in between."""
+"""VMs are saved and renewed correctly while other calls, guests and full disks interfere."""
 
 from __future__ import annotations
 

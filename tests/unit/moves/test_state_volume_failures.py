@@ -1,4 +1,4 @@
-"""What befalls a VM on a state volume: kills, full disks, tenants' files, other pods, and pods that change their minds."""
+"""A VM on a state volume survives kills, full disks, tenants' files, other pods, and pods that are deleted early."""
 
 from __future__ import annotations
 

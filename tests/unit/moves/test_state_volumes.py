@@ -1,4 +1,4 @@
-"""VMs whose state is on a volume of their pods: saved on one node and continued on another, once."""
+"""A VM whose state is on a volume of its pods is saved on one node and continues on another, once."""
 
 from __future__ import annotations
 

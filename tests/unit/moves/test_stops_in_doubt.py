@@ -1,5 +1,5 @@
-"""Containers that are stopped while nobody on their node knows where the guest may run: the guest is not killed as long as the
-answer may come in time, and never runs on both nodes."""
+"""A container may be stopped while its node does not know where the guest may run. The guest is not killed as long as
+the answer may come in time, and never runs on both nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A call that ends a pod does not wait for the other node, which may be slow: the start of the pod, or the creation of its
-container, is given up at once, and the guest runs on where it is."""
+"""A call that ends a pod does not wait for a slow other node. The start of the pod, or the creation of its container,
+is given up at once, and the guest continues where it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a kubelet's configuration, on nodes of all kinds."""
+"""virtshim reads a kubelet's configuration, on nodes of all kinds."""
 
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""virtshim reads the configuration of containerd and CRI-O, on nodes of all kinds."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""Which certificates a node accepts, of others and of its own."""
+"""A node accepts only proper certificates, of others and of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table [peers] of the settings, and the server that it gives."""
+"""The table [peers] of the settings configures the server for other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adopt: VMs in a sandbox that another runtime made."""
+"""Adopt lets VMs run in a sandbox that another runtime made."""
 
 from __future__ import annotations
 

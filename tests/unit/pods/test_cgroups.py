@@ -1,4 +1,4 @@
-"""VM cgroups over the wire: what virtshim asks for is what tapmanager reads."""
+"""tapmanager reads the requests for VM cgroups as virtshim sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Announcer: every listener gets all events in order, and a slow listener delays no other."""
+"""Every listener gets all events in order, and a slow listener delays no other."""
 
 import threading
 

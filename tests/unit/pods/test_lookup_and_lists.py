@@ -1,4 +1,4 @@
-"""Ids and their prefixes; list filters."""
+"""A unique prefix finds a record, and filters narrow lists."""
 
 import dataclasses
 

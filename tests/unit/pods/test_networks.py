@@ -1,4 +1,4 @@
-"""virtshim's side of the wire: values and errors in the product's own types."""
+"""virtshim's client of tapmanager returns values and errors in virtshim's own types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which events a pod's life has, each with the pod as it was."""
+"""Each change in a pod's life is one event, with the pod as it was at that time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""RunPodSandbox as the services see it: record, network, answer; and what is left when a step fails."""
+"""RunPodSandbox makes record and network, and a failed step leaves nothing."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""StopPodSandbox and RemovePodSandbox: repeatable at any time, and nothing is left behind."""
+"""StopPodSandbox and RemovePodSandbox may be repeated at any time, and nothing is left behind."""
 
 import pytest
 from fakes.world import World

@@ -1,3 +1,5 @@
+"""`virtshim check` decides by permissions whether a user can reach a file."""
+
 import stat
 
 import pytest

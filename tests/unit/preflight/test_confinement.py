@@ -1,4 +1,4 @@
-"""What `virtshim check` says of the layers that hold a taken-over QEMU back."""
+"""`virtshim check` reports which layers confine a taken-over QEMU."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""`virtshim check` reads facts about the host: directories, programs, users, tapmanager."""
+
 import os
 import socket
 import stat

@@ -1,3 +1,5 @@
+"""`virtshim check` reports disk space, socket paths, forwarding and other facts of the machine."""
+
 import stat
 from pathlib import Path
 

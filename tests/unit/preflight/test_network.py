@@ -1,3 +1,5 @@
+"""`virtshim check` reports CNI configurations and node certificates that cannot work."""
+
 import json
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Findings about the child process that reads images."""
+"""`virtshim check` reports whether the child process that reads images is confined."""
 
 from __future__ import annotations
 

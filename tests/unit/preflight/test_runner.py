@@ -1,3 +1,5 @@
+"""All checks are reported in order, even if one hangs or fails."""
+
 import threading
 from collections.abc import Sequence
 

@@ -1,3 +1,5 @@
+"""`virtshim check` reports runtimes that are silent or do not fit each other."""
+
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""`virtshim check` reports faults of QEMU, vmwrapper, libvirt and AppArmor."""
+
 import stat
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the proxy remembers is bounded; what is still used stays."""
+"""The proxy remembers a limited number of entries, and keeps those that are still used."""
 
 import pytest
 

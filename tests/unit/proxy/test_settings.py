@@ -1,4 +1,4 @@
-"""The proxy's settings, and the runtimes that result."""
+"""The proxy's settings decide which runtimes it serves."""
 
 from pathlib import Path
 

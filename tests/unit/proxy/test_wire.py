@@ -1,4 +1,4 @@
-"""The proxy's reader of protobuf bytes gives the same as protobuf."""
+"""The proxy's reader of protobuf bytes returns the same as protobuf."""
 
 import contextlib
 

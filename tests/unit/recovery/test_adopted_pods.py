@@ -1,4 +1,4 @@
-"""Sandboxes that another runtime made: what becomes of them when their network goes, and over restarts of virtshim."""
+"""Sandboxes that another runtime made end in order when their network goes away, also over restarts of virtshim."""
 
 from __future__ import annotations
 

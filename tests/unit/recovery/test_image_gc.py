@@ -1,4 +1,4 @@
-"""When the file system fills up, unused images are removed, the longest unused first; needed ones stay."""
+"""When the file system fills up, unused images are removed, the longest unused first; needed images stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a start: a pure table from records and what exists to actions."""
+"""The plan of a start is a pure table from records and what exists to actions."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The periodic reconciliation removes our objects without a record, and nothing else."""
+"""The periodic reconciliation removes virtshim's objects without a record, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start after a stop, a kill or a reboot: records and world agree again."""
+"""After a start that follows a stop, a kill or a reboot, records and world agree again."""
 
 import threading
 import time

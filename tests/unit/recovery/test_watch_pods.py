@@ -1,4 +1,4 @@
-"""The periodic look: lost networks, lost events, and VMs that wait for room."""
+"""The periodic look at all pods finds lost networks, lost events, and VMs that wait for disk space."""
 
 import threading
 

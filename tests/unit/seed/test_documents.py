@@ -1,4 +1,4 @@
-"""cloud-init documents, compared with files: GOLDEN_UPDATE=1 rewrites those, the diff is the review."""
+"""cloud-init documents match golden files. GOLDEN_UPDATE=1 rewrites them; the diff is the review."""
 
 import base64
 import copy

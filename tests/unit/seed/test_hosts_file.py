@@ -1,4 +1,4 @@
-"""kubelet's hosts file is read where kubelet keeps it, and nothing else is."""
+"""virtshim reads kubelet's hosts file where kubelet keeps it, and reads nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of Ignition: what its own validator takes is taken, and other things are told apart."""
+"""virtshim accepts what Ignition's own validator accepts, and refuses other configurations with a remedy."""
 
 import json
 import shutil

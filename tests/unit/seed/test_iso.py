@@ -1,4 +1,4 @@
-"""The seed ISO, read back by another reader where there is one."""
+"""The seed ISO can be read by another reader, where there is one."""
 
 import dataclasses
 import io

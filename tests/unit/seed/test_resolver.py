@@ -1,4 +1,4 @@
-"""The script that writes /etc/resolv.conf, run by this machine's shell on files of its own."""
+"""The guest's script writes /etc/resolv.conf. This machine's shell runs it on files of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows' answer file: its volume, and the files taken from it."""
+"""A volume with Windows' answer file becomes a CD-ROM with its files."""
 
 import pytest
 

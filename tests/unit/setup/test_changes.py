@@ -1,4 +1,4 @@
-"""Files are written and taken back exactly, whoever changed them meanwhile, and wherever set-up was killed."""
+"""Set-up writes and restores files exactly, whoever changed them meanwhile, and wherever it was killed."""
 
 import itertools
 import os

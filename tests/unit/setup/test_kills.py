@@ -1,4 +1,4 @@
-"""Wherever set-up is killed, the next run does what is still pending: whoever reads a file that was changed has read it anew."""
+"""If set-up is killed anywhere, the next run does what is pending, and every daemon rereads the files that changed."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Which networks set-up proposes that no image is fetched from."""
+"""Set-up proposes the networks from which no image should be fetched."""
 
 from __future__ import annotations
 

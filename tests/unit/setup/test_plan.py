@@ -1,4 +1,4 @@
-"""What set-up writes on nodes of all kinds, and that it is what the examples in deploy/ say."""
+"""Set-up writes on nodes of all kinds what the examples in deploy/ say."""
 
 import configparser
 import json

@@ -1,4 +1,4 @@
-"""containerd's entry for pods with containers beside their VM: a copy of its default OCI runtime."""
+"""Set-up copies containerd's default OCI runtime into an entry for pods with containers beside their VM."""
 
 import tomllib
 from pathlib import Path

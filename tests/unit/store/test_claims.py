@@ -1,4 +1,4 @@
-"""A device has one holder: the database keeps it so, with container records or without them."""
+"""The database gives a device one holder, with container records or without them."""
 
 import sqlite3
 from collections.abc import Iterator

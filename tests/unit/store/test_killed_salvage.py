@@ -1,4 +1,4 @@
-"""A damaged database is replaced in steps, and a virtshim that is killed at any of them loses nothing by it."""
+"""A damaged database is replaced in steps, and a kill at any step loses nothing."""
 
 import shutil
 import sqlite3

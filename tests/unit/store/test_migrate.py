@@ -1,4 +1,4 @@
-"""Schema versions: made, found, refused."""
+"""Schema versions are made, found and refused."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""Records over real SQLite: everything is read back, and an unreadable record is not taken for absent."""
+"""Records in real SQLite are read back completely, and an unreadable record does not count as absent."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A full or unwritable disk: removals still work, and the trouble is reported."""
+"""On a full or unwritable disk, removals still work, and the trouble is reported."""
 
 import sqlite3
 from collections.abc import Iterator

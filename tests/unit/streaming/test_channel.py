@@ -1,4 +1,4 @@
-"""The client's connection: back pressure, and when the client counts as gone."""
+"""The client's connection slows down its sender, and notices when the client has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of the channel protocols, whole and in pieces."""
+"""Messages of the channel protocols are read whole and in pieces."""
 
 from __future__ import annotations
 

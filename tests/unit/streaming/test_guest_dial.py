@@ -1,4 +1,4 @@
-"""The script that dials in a guest, with each of the programs it can do it by."""
+"""The script that dials in a guest works with each program that it can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded pipes: what waits, and what ends the wait."""
+"""A bounded pipe makes readers and writers wait, and ends their wait."""
 
 from __future__ import annotations
 

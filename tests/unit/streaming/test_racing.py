@@ -1,4 +1,4 @@
-"""Tasks that end each other."""
+"""Of tasks in a race, the first to end cancels the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: one use, one minute, a thousand at most."""
+"""A token works once, within a minute, and there are at most a thousand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client that sends a lot does not starve the others."""
+"""A client that sends a lot does not starve other clients."""
 
 from __future__ import annotations
 

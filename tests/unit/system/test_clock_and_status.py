@@ -1,4 +1,4 @@
-"""Stamps, the system's clock, and what the node says of itself."""
+"""Stamps always increase, and the node's status has its conditions."""
 
 import threading
 import time

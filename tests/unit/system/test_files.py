@@ -1,4 +1,4 @@
-"""Files: replaced whole, counted, locked."""
+"""Files are replaced as a whole, counted and locked."""
 
 from __future__ import annotations
 

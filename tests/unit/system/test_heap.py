@@ -1,4 +1,4 @@
-"""The daemons' memory: what freed memory costs when it is needed again, and which libraries are not loaded."""
+"""The daemons reuse freed memory cheaply, and load no library that they do not use."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""A repeated call joins the first; calls on one pod take turns."""
+"""A repeated call joins the first, and calls on one pod take turns."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What reaches systemd's journal, as its own protocol has it."""
+"""Events reach systemd's journal by the journal's own protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches the log."""
+"""Log lines are short, safe and limited in number."""
 
 import ipaddress
 import json

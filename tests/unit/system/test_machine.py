@@ -1,4 +1,4 @@
-"""What the machine has, from files as the kernel writes them."""
+"""virtshim reads what the machine has from the kernel's files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Programs are run cleanly, and nothing of them is left when the call returns."""
+"""Programs run cleanly, and nothing of them is left when the call returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undo steps: in reverse, all of them, forgotten on success."""
+"""Undo steps run in reverse, all of them, and are forgotten on success."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""tapmanager notifies systemd through the notify socket."""
+
 import os
 import socket
 import subprocess

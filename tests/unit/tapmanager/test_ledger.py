@@ -1,4 +1,4 @@
-"""The ledger: files are complete, and an unreadable file is never taken for absent."""
+"""Files of the ledger are complete, and an unreadable file never counts as absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing that is not a frame gets through or leaks descriptors."""
+"""A frame arrives as it was sent, and nothing that is not a frame gets through or leaks descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tapmanager starts with what an earlier one left, whatever is wrong with one pod of it; and says which, and of whom."""
+"""tapmanager starts with what an earlier process left, whatever is wrong with one pod, and names that pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGHUP: all of the new settings that can change, or none."""
+"""At SIGHUP tapmanager applies all new settings that can change, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket: locks, who may ask, and that every request gets an answer."""
+"""tapmanager's socket answers every request of those who may ask, one at a time for each lock."""
 
 from __future__ import annotations
 

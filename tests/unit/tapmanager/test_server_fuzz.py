@@ -1,5 +1,5 @@
-"""Whole connections of whoever may connect: cut, oversized, floods of descriptors, anything instead of a request. After each the
-server answers as before, and has no descriptor more."""
+"""After any conversation, cut, oversized or with a flood of descriptors, the server answers as before and has no
+descriptor more."""
 
 from __future__ import annotations
 

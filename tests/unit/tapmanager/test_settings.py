@@ -1,4 +1,5 @@
-"""Settings: one table for file and flags; all that is wrong is told at once; defaults agree with virtshim's own table."""
+"""One table gives tapmanager's settings for file and flags, reports all faults at once, and agrees with virtshim's own
+table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the share program reads, and how virtiofsd is called; its work is in tests/integration/volumes."""
+"""virtshim-shares reads its requests and calls virtiofsd correctly. tests/integration/volumes tests its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a VM's process is handed: its taps' queues, and vhost-net for each of them or for none."""
+"""A VM's process gets its taps' queues, and vhost-net for each of them or for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each setting of a TOML file stands, and what drop-ins make of it."""
+"""Each setting of a TOML file has its line, and drop-ins override earlier files."""
 
 from __future__ import annotations
 

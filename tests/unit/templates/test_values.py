@@ -1,4 +1,4 @@
-"""Which templates the node keeps, and the program that gives a guest new random numbers."""
+"""The node keeps the right templates, and a program gives guests new random numbers."""
 
 from __future__ import annotations
 

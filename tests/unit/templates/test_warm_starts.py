@@ -1,4 +1,4 @@
-"""Guests that come from a template (virtshim.io/warm-start)."""
+"""A guest comes from a template (virtshim.io/warm-start), or boots, and the log says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a program in the guest has the agent's port open, in libvirt's XML of a running VM."""
+"""libvirt's XML of a running VM says whether a program in the guest has the agent's port open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that a hung VM keeps are left behind; others never notice."""
+"""A call that a hung VM keeps is left behind, and other calls do not notice."""
 
 import threading
 import uuid

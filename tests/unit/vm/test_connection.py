@@ -1,4 +1,4 @@
-"""A connection that comes back."""
+"""A lost connection to libvirt comes back."""
 
 from __future__ import annotations
 

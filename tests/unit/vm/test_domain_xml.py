@@ -1,4 +1,4 @@
-"""VmSpec -> domain XML, compared with golden files exactly. GOLDEN_UPDATE=1 rewrites them; the diff is the review."""
+"""The XML of a VmSpec matches golden files exactly. GOLDEN_UPDATE=1 rewrites them; the diff is the review."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made ready before libvirt opens a directory of its own."""
+"""virtshim prepares a directory before an embedded libvirt opens it."""
 
 import getpass
 import os

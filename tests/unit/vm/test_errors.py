@@ -1,4 +1,4 @@
-"""libvirt's codes become our kinds; the words stay."""
+"""libvirt's error codes become virtshim's kinds, and the messages stay."""
 
 from __future__ import annotations
 

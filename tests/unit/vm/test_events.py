@@ -1,4 +1,4 @@
-"""Waiters and callbacks, without libvirt."""
+"""Waiters and callbacks get libvirt's events in order, without a real libvirt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk files handed to QEMU's user; the directory of a VNC socket is QEMU's while it makes the socket, and ours afterwards."""
+"""QEMU's user gets its disk files. It also gets the directory of a VNC socket, but only while QEMU makes the socket."""
 
 from __future__ import annotations
 

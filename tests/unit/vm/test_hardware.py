@@ -1,4 +1,4 @@
-"""What a node has for UEFI and TPMs, and the directory of the TPMs' sockets."""
+"""virtshim finds a node's firmware and swtpm, and makes the directory of the TPMs' sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A QEMU that does not answer, and a guest that keeps its memory, do not block calls that can end the VM."""
+"""A QEMU that does not answer, or a guest that keeps its memory, does not block calls that can end the VM."""
 
 import contextlib
 import threading

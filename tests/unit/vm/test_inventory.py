@@ -1,4 +1,4 @@
-"""The inventory of VMs over libvirt's test driver: another node's VMs, and unreadable ones."""
+"""The inventory lists VMs of other nodes and unreadable VMs, on libvirt's test driver."""
 
 import contextlib
 import uuid

@@ -1,4 +1,4 @@
-"""The socket from which a starting QEMU gets the file that is its guest's memory."""
+"""A starting QEMU gets the file with its guest's memory from a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner mark in a domain's definition."""
+"""The owner mark in a domain's definition is read back unchanged, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""libvirt's states and reasons."""
+"""libvirt's states and reasons say whether a VM runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding QEMU, and reading /proc. The process read is this test's own."""
+"""virtshim finds QEMU's process and reads it in /proc. The process that is read is the test's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition that a saved VM continues with: what the guest sees is the saved one's, the rest is the new container's."""
+"""A saved VM continues with what its guest saw before; the rest of its definition is the new container's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a guest's memory that is on its way."""
+"""virtshim looks the sooner at a guest's memory on its way, the less of it is left."""
 
 from __future__ import annotations
 

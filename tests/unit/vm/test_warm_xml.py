@@ -1,4 +1,4 @@
-"""Definitions of templates, and of guests that come from them."""
+"""Definitions of templates have nothing of a pod, and guests continue from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NIC arguments for QEMU command lines as libvirt writes them."""
+"""vmwrapper adds NIC arguments to QEMU command lines as libvirt writes them."""
 
 from __future__ import annotations
 

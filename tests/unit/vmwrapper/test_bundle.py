@@ -1,4 +1,5 @@
-"""The one-file vmwrapper as libvirt runs it: the system's Python, isolated; stand-ins for QEMU and tapmanager."""
+"""The one-file vmwrapper works as libvirt runs it, with the system's isolated Python. Stand-ins play QEMU and
+tapmanager."""
 
 from __future__ import annotations
 

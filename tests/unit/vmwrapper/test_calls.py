@@ -1,4 +1,5 @@
-"""The programs that serve a VM's devices are called before QEMU is there, by command lines as libvirt writes them."""
+"""vmwrapper connects to the programs that serve a VM's devices before QEMU exists. It reads command lines as libvirt
+writes them."""
 
 from __future__ import annotations
 

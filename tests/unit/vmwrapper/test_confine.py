@@ -1,4 +1,4 @@
-"""Rights given up on the real kernel, by a child each time; what older kernels are asked for, by a stand-in."""
+"""A child process gives up its rights on the real kernel. A stand-in plays older kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a QEMU may open and ask for, by command lines as libvirt writes them; and that a confined emulator is one."""
+"""A confined QEMU may open only what its command line, as libvirt writes it, allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archives that carry copies of volumes into the guest."""
+"""Archives carry copies of volumes into the guest."""
 
 from __future__ import annotations
 

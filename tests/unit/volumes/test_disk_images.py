@@ -1,4 +1,4 @@
-"""Which volumes of a pod are disks, because they hold a disk's image."""
+"""A pod names the volumes that are disks, because they hold a disk's image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Empty disks that a pod's annotation asks for."""
+"""A pod's annotation asks for empty disks."""
 
 from __future__ import annotations
 

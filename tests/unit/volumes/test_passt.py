@@ -1,4 +1,4 @@
-"""The passt of a VM with containers beside it: started before the VM, ended with it, and the VM ends with its passt."""
+"""The passt of a VM with containers beside it starts before the VM and ends with it, and the VM ends with its passt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mounts are the pod's volumes, and which kubelet adds by itself."""
+"""virtshim tells the pod's volumes from the mounts that kubelet adds by itself."""
 
 import pytest
 

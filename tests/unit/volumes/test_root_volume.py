@@ -1,4 +1,4 @@
-"""The first sector of a volume that a VM boots from, and the decisions based on it."""
+"""The first sector of a root volume decides whether the image is copied to it."""
 
 from __future__ import annotations
 

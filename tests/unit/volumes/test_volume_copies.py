@@ -1,4 +1,4 @@
-"""Volumes that kubelet writes are copied into the seed and the guest, and again when they change."""
+"""virtshim copies volumes that kubelet writes into the seed and the guest, and again when they change."""
 
 from __future__ import annotations
 

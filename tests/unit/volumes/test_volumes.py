@@ -1,4 +1,5 @@
-"""A container's volumes: served before its VM starts, released before its end is reported, and every loss is reported."""
+"""A container's volumes are served before its VM starts and released before its end is reported, and every loss is
+reported."""
 
 from __future__ import annotations
 

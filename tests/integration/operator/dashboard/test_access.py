@@ -1,4 +1,4 @@
-"""Access to the dashboard: with the printed address, once, from this machine, by its own page."""
+"""The dashboard can be used only with the printed address, once, from this machine, by its own page."""
 
 from __future__ import annotations
 

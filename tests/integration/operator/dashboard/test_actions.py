@@ -1,4 +1,4 @@
-"""What a person does to a VM in the browser: each action is asked about first, and happens once."""
+"""In the browser, the page asks before each action on a VM, and the action happens once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees and does in the browser."""
+"""In the browser, a person sees the node's VMs live and uses their consoles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `virtshim diag` leaves out of its archive."""
+"""`virtshim diag` leaves secrets out of its archive."""
 
 from __future__ import annotations
 

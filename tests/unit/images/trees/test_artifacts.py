@@ -1,4 +1,4 @@
-"""OCI artifacts: files as layers, which a volume shows by their titles."""
+"""A volume shows the layers of an OCI artifact as files with their titles."""
 
 from __future__ import annotations
 

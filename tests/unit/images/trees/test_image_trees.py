@@ -1,4 +1,4 @@
-"""The files of images, as volumes show them: merged from layers, and confined to their directory."""
+"""A volume shows the files of an image, merged from its layers and confined to their directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The space that the files of images reserve while they are unpacked."""
+"""The files of an image reserve their space while they are unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that reads the layers may have been taken over: what it may tell the writer of the files."""
+"""The writer of files trusts nothing that the process which reads the layers reports."""
 
 from __future__ import annotations
 

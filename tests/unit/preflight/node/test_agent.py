@@ -1,4 +1,4 @@
-"""The agent of a node that runs VMs alone: its service and its token, as `virtshim check` sees them."""
+"""`virtshim check` reports the service and the token of the agent on a node that runs VMs alone."""
 
 from __future__ import annotations
 

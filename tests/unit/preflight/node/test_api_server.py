@@ -1,4 +1,4 @@
-"""`kubernetes.kubeconfig`, tried against an API server over TLS."""
+"""`virtshim check` tries `kubernetes.kubeconfig` with an API server over TLS."""
 
 import contextlib
 import dataclasses

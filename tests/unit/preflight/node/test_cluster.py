@@ -1,4 +1,4 @@
-"""The cluster's RuntimeClasses, from an API server over TLS that knows tokens and certificates."""
+"""`virtshim check` finds the cluster's RuntimeClasses, at an API server over TLS with tokens and certificates."""
 
 from pathlib import Path
 from typing import Any

@@ -1,3 +1,5 @@
+"""`virtshim check` reads facts about the node: its clock, sockets, QEMU and records."""
+
 import contextlib
 import dataclasses
 import socket

@@ -1,4 +1,4 @@
-"""Each finding about a node's surroundings: when all is well, when not, and when it cannot be determined."""
+"""Each finding about a node's surroundings says when all is well, when not, and when it cannot be determined."""
 
 import stat
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""RuntimeClass overhead against what QEMU takes."""
+"""`virtshim check` compares RuntimeClass overhead with what QEMU takes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The status of a session's end, as written to and read by its client."""
+"""A client can read back the status of a session's end."""
 
 from __future__ import annotations
 

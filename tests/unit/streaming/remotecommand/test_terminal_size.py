@@ -1,4 +1,4 @@
-"""Terminal sizes, as clients send them."""
+"""Terminal sizes are read as clients send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SPDY connection's streams: their states, their limits, and what a client that breaks the rules gets."""
+"""The streams of a SPDY connection keep their states and limits, and a client that breaks the rules gets an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPDY/3.1 frames as they are on the wire."""
+"""SPDY/3.1 frames are read and written as they are on the wire."""
 
 from __future__ import annotations
 

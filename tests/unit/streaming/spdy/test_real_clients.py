@@ -1,4 +1,4 @@
-"""Bytes that crictl sent, recorded: the client side is Kubernetes' own Go library."""
+"""The SPDY server understands recorded bytes of crictl, whose client side is Kubernetes' own Go library."""
 
 from __future__ import annotations
 

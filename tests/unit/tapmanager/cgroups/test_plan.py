@@ -1,4 +1,4 @@
-"""Which cgroup file gets which value, on machines with cgroup v1, v2 and both."""
+"""Each cgroup file gets the right value, on machines with cgroup v1, v2 and both."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The records that a meta plugin keeps of its networks are read as untrusted files."""
+"""tapmanager reads the records of a meta plugin as untrusted files."""
 
 from __future__ import annotations
 

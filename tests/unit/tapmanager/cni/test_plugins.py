@@ -1,4 +1,5 @@
-"""CNI: configurations, results, and plugins that work, fail, hang, or are not there (shell scripts in a private folder)."""
+"""tapmanager runs CNI plugins that work, fail, hang, or are missing. The plugins are shell scripts in a private
+directory."""
 
 from __future__ import annotations
 

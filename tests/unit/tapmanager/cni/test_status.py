@@ -1,4 +1,4 @@
-"""What plugins say of themselves: asked in the background, once for each question."""
+"""tapmanager asks plugins for their status in the background, once for each question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CNI's versions: what a configuration is spoken with, and results in each one's form."""
+"""tapmanager uses the newest common version of CNI, and reads results of each version."""
 
 from __future__ import annotations
 

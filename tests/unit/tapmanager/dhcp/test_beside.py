@@ -1,4 +1,4 @@
-"""One thread answers all guests: slow work for one guest delays no other."""
+"""One thread answers all guests, and slow work for one guest delays no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DHCP: round trips, fuzz, and the answers RFC 2131 asks for."""
+"""DHCP messages survive round trips and fuzzing, and the answers are those of RFC 2131."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers of PCI functions, on a fake bus with a fake kernel."""
+"""tapmanager changes drivers of PCI functions. The bus and the kernel are fakes."""
 
 from pathlib import Path
 

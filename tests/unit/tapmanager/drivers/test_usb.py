@@ -1,4 +1,4 @@
-"""USB devices get their drivers back, on a fake bus with a fake kernel."""
+"""USB devices get their drivers back. The bus and the kernel are fakes."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Router advertisements: which there are, what they say, and when."""
+"""Router advertisements have the right content, and are sent at the right times."""
 
 from __future__ import annotations
 

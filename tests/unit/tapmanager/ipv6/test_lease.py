@@ -1,4 +1,4 @@
-"""DHCPv6: fuzz, and the answers that RFC 8415 asks for."""
+"""DHCPv6 messages survive fuzzing, and the answers are those of RFC 8415."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of taps are the guest's, seen from the other end."""
+"""A tap's counters, read from the other end, are the guest's."""
 
 from __future__ import annotations
 

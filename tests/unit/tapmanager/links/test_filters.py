@@ -1,4 +1,4 @@
-"""Filters' bytes: well-formed netlink; the real kernel's opinion is in the integration tests."""
+"""A filter's bytes are well-formed netlink. The integration tests send them to a real kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules and routes that not each kernel makes, as all of them would tell of them. What this machine's kernel makes is looked at
-in tests/integration/network/test_policy_routes.py."""
+"""Rules and routes of any kernel are accepted, ignored or refused. tests/integration/network/test_policy_routes.py
+reads those of this machine's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Netlink by hand."""
+"""tapmanager builds and reads netlink messages itself."""
 
 from __future__ import annotations
 

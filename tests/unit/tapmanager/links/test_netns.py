@@ -1,4 +1,5 @@
-"""Work in a pod's namespace, where there is nothing to do it with; what it does there is in the integration tests."""
+"""A refused thread for work in a pod's namespace is an error of the node and not of the pod. The integration tests do
+real work there."""
 
 from __future__ import annotations
 

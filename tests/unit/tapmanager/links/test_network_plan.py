@@ -1,4 +1,4 @@
-"""Several networks in one pod: what the guest gets of each, and what it must not get."""
+"""A guest gets its part of each of its pod's networks, and nothing else."""
 
 from __future__ import annotations
 

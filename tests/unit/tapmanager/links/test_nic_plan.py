@@ -1,4 +1,4 @@
-"""What guests get for what CNI plugins of several kinds make."""
+"""A guest's NICs follow from what CNI plugins of several kinds make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for packets, on kernels that lack a part; what real ones say is in the integration tests."""
+"""Packet rules are read on kernels that lack a part of them. The integration tests read those of a real kernel."""
 
 from __future__ import annotations
 

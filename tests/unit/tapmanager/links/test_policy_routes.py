@@ -1,4 +1,4 @@
-"""Rules and tables' routes on their way through JSON: what a guest cannot be given is not believed either."""
+"""Rules and the routes of tables survive JSON, and a record that a guest cannot have is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Functions of network cards, on a bus and a card of our own. What a real card does with them is in tests/vfio."""
+"""tapmanager takes functions of network cards and restores them, on a fake bus and card. tests/vfio shows what a card
+of QEMU's does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernel's messages about virtual functions, and ours to it: bytes as in linux/if_link.h, against pyroute2's reading."""
+"""Netlink messages about virtual functions have the bytes of linux/if_link.h, and pyroute2 reads them in the same
+way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a qcow2's header says of other files; nothing in it is trusted."""
+"""virtshim reads what a qcow2's header says of other files, and trusts none of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QEMU's end is reported at once, and its reason only if certain. The QEMUs here are sleeping shells."""
+"""QEMU's end is reported at once, and its reason only if it is certain. The QEMUs here are sleeping shells."""
 
 import subprocess
 import threading

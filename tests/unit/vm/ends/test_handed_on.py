@@ -1,4 +1,4 @@
-"""Which VMs' disks and devices libvirt must release before another VM may take them over."""
+"""virtshim knows which disks and devices libvirt must release before another VM may have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QEMU's output with an embedded libvirt; a fake process stands for QEMU."""
+"""QEMU's output reaches its log with an embedded libvirt. A fake process stands for QEMU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""auto | kvm | qemu."""
+"""A probe guest decides between KVM and TCG, and its result is remembered."""
 
 from __future__ import annotations
 

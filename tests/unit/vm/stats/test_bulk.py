@@ -1,4 +1,4 @@
-"""The one call for all VMs, and what happens when it does not return."""
+"""One call reads all VMs, and a call that does not return delays little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a VM's cgroup: trees of files as kernels of both versions show them."""
+"""virtshim reads a VM's usage from cgroups of both versions, in trees of files as kernels show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""libvirt's statistics as values. The names and numbers are those of libvirt 9.0 with a Linux guest."""
+"""libvirt's statistics become values. The names and numbers are those of libvirt 9.0 with a Linux guest."""
 
 from __future__ import annotations
 
