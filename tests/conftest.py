@@ -1,4 +1,4 @@
-"""What all tests share: the areas of the machine, and the check that a test leaves nothing behind."""
+"""All tests share the areas of the machine, and the check that a test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ settings.load_profile("busy")
 # Tests run gRPC and libvirt's embedded driver in one process, as the product does (see virtshim.cli.main).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# A shell's background jobs ignore it, and programs started here would inherit that; tests end some by Ctrl-C.
+# A shell's background jobs ignore SIGINT, and programs started here would inherit that. Some tests end programs by
+# Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

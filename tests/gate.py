@@ -1,9 +1,8 @@
-"""How `make test` and `make test-all` use two processors: `-p tests.gate --apart`.
+"""`make test` and `make test-all` use two processors by this plugin: `-p tests.gate --apart`.
 
 Two pytest-xdist workers take test files from one queue, the longest first. Each worker runs inside `apart.sh`, so neither sees
 the other's processes, links, mounts or temporary files. How long each file took is kept in `build/durations.json`, which orders
-the next run's queue. `--began` adds the minutes of a whole run that passed to `build/test_minutes.json`.
-"""
+the next run's queue. `--began` adds the minutes of a whole run that passed to `build/test_minutes.json`."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 _APART = Path(__file__).with_name("apart.sh")
-# A third worker would use the quarter of the time in which both processors wait for guests, and save two minutes. But two of four
-# such runs failed: some tests of saved VMs and of killed QEMUs do not bear that load.
+# A third worker would use the quarter of the time in which both processors wait for guests, and save two minutes. But
+# two of four such runs failed, because some tests of saved VMs and of killed QEMUs do not bear that load.
 _WORKERS = 2
 # tmpfs: most tests with a database wait for SQLite's fsync. Tests of durability ask for a real disk (fixture `real_disk`).
 _MEMORY = Path("/dev/shm")

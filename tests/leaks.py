@@ -1,8 +1,8 @@
-"""A snapshot of the machine: what a test could leave behind. It covers this process's children and our own names only.
+"""Takes a snapshot of what a test could leave behind on the machine. It covers this process's children and our own
+names only.
 
 Only processes of this process's PID namespace count: isolated test runs (apart.sh) have their own namespace and take
-their own snapshots. Neither the product nor a test creates a PID namespace otherwise, so nothing escapes that way.
-"""
+their own snapshots. Neither the product nor a test creates a PID namespace otherwise, so nothing escapes that way."""
 
 from __future__ import annotations
 

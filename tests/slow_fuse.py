@@ -1,4 +1,4 @@
-"""A file system with one empty directory, as from an NFS server, that stops answering on request. For root only."""
+"""A file system with one empty directory that stops answering on request, as an NFS server may. For root only."""
 
 from __future__ import annotations
 

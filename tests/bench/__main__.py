@@ -1,9 +1,8 @@
-"""`make bench`: each promise measured beside its bare counterpart, in one run, round by round. Writes bench/results.json.
-The machine's own speed (`machine_*`) is measured before and after.
+"""`make bench` measures each promise and its bare counterpart in one run, round by round, and writes
+bench/results.json. It measures the machine's own speed (`machine_*`) before and after.
 
 make bench BENCH_ARGS="--rounds 3 --only starts,pods"
-make bench BENCH_ARGS=--publish      also what docs/PROMISES.md shows: its numbers and its plots
-"""
+make bench BENCH_ARGS=--publish      also what docs/PROMISES.md shows: its numbers and its plots"""
 
 from __future__ import annotations
 

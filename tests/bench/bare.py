@@ -1,5 +1,5 @@
-"""The bare counterparts of a VM's start: the same domain on plain QEMU, started by libvirt with its defaults, and the
-same QEMU command line without libvirt. The network card's tap exists already, as a pod's does; libvirt creates a
+"""The bare counterparts of a VM's start are the same domain on plain QEMU, started by libvirt with its defaults, and
+the same QEMU command line without libvirt. The network card's tap exists already, as a pod's does; libvirt creates a
 cgroup for the VM."""
 
 from __future__ import annotations

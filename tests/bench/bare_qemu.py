@@ -1,5 +1,5 @@
-"""QEMU started by hand: the image with one disk, one network card and a serial console, without libvirt and cloud-init.
-QEMU's own network answers DHCP at once."""
+"""Starts QEMU by hand, without libvirt and cloud-init, on an image with one disk, one network card and a serial
+console. QEMU's own network answers DHCP at once."""
 
 from __future__ import annotations
 

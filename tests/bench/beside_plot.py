@@ -1,4 +1,5 @@
-"""Pods beside containers as an SVG: each call's median and spread, and a pod's memory, on virtshim and on containerd. Pure."""
+"""Draws an SVG of pods beside containers: each call's median and spread, and a pod's memory, on virtshim and on
+containerd. Pure."""
 
 from __future__ import annotations
 

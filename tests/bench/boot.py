@@ -1,4 +1,4 @@
-"""The guest's own time: how much later the same image is ready in a pod's VM than in bare QEMU."""
+"""Measures the guest's own time: how much later the same image is ready in a pod's VM than in bare QEMU."""
 
 from __future__ import annotations
 

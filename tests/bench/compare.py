@@ -1,9 +1,8 @@
-"""`make bench-compare REV=...`: the figures of a revision and of this checkout, in turns. Writes bench/compare.json.
+"""`make bench-compare REV=...` measures a revision and this checkout in turns, and writes bench/compare.json.
 
     make bench-compare REV=v0.1.0 BENCH_ARGS="--rounds 5 --only starts"
 
-REV is laid out below build/compare, with a virtual environment of its own locks; both boot the guests of this checkout.
-"""
+REV is laid out below build/compare, with a virtual environment of its own locks; both boot the guests of this checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bare counterpart of a pod: Debian's containerd and runc, in a private directory. It uses the node's CNI
+"""The bare counterpart of a pod is Debian's containerd and runc, in a private directory. It uses the node's CNI
 configuration and an image that is made here, so nothing comes from a network."""
 
 from __future__ import annotations

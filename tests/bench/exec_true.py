@@ -1,4 +1,5 @@
-"""ExecSync of `true` in a guest whose agent is up, compared with the agent's own guest-exec of `true` in a bare QEMU."""
+"""Measures ExecSync of `true` in a guest whose agent is up, compared with the agent's own guest-exec of `true` in a
+bare QEMU."""
 
 from __future__ import annotations
 

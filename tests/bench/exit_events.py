@@ -1,4 +1,4 @@
-"""From QEMU's end to the event that a client of GetContainerEvents reads."""
+"""Measures the time from QEMU's end to the event that a client of GetContainerEvents reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's own speed, without virtshim, so that a slow day is seen as one: a bare QEMU's boot, a sync, a fork."""
+"""Measures the machine's own speed, without virtshim: a bare QEMU's boot, a sync, a fork. A slow day shows there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Pods beside containers: RunPodSandbox, CreateContainer and StartContainer on a node and on containerd with runc, in turns, by
-the same client and with the same CNI configuration; one by one, and many at the same moment.
+"""Measures RunPodSandbox, CreateContainer and StartContainer on a node, and on containerd with runc, in turns. Client
+and CNI configuration are the same. Pods start one by one, and many at the same moment.
 
-    python -m tests.bench.many_pods [ROUNDS [LOG]]     these figures alone, on a node of their own; LOG: where its log goes
-"""
+    python -m tests.bench.many_pods [ROUNDS [LOG]]     these figures alone, on a node of their own; LOG: where its log goes"""
 
 from __future__ import annotations
 

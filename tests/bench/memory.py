@@ -1,7 +1,6 @@
-"""What pods cost the node: the memory of their own processes, and the growth of the daemons.
+"""Measures what pods cost the node: the memory of their own processes, and the growth of the daemons.
 
-Sizes are proportional set sizes (proc(5), smaps_rollup): a page that several processes share is divided between them.
-"""
+Sizes are proportional set sizes (proc(5), smaps_rollup): a page that several processes share is divided between them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A VM that moves from node to node while it runs: how long its guest stands still, beside `virsh save` and `virsh restore` of
-the same domain."""
+"""Measures how long the guest of a VM stands still that moves to another node while it runs, beside `virsh save` and
+`virsh restore` of the same domain."""
 
 from __future__ import annotations
 

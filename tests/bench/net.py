@@ -1,7 +1,7 @@
-"""The network's speed: a pod's VM beside bare QEMUs, whose taps are the host's own, bridged as in a pod, or redirected by tc.
+"""Measures the network's speed of a pod's VM beside bare QEMUs, whose taps are the host's own, bridged as in a pod, or
+redirected by tc.
 
-python -m tests.bench.net [ROUNDS]     these figures alone, on a node of their own, with a table of all ways
-"""
+python -m tests.bench.net [ROUNDS]     these figures alone, on a node of their own, with a table of all ways"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths from a guest's tap to a socket of the host, made with iproute2 in namespaces of their own, with a guest at the
+"""Makes paths from a guest's tap to a socket of the host by iproute2, in namespaces of their own, with a guest at the
 end."""
 
 from __future__ import annotations

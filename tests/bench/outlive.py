@@ -1,5 +1,5 @@
-"""A VM that outlives its pod: its save and restore beside `virsh save` and `virsh restore` of the same domain, and the
-restore beside a boot."""
+"""Measures save and restore of a VM that outlives its pod, beside `virsh save` and `virsh restore` of the same domain,
+and the restore beside a boot."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Pulls by parallel connections beside pulls by one, from a real registry over emulated links with latency and loss.
+"""Measures pulls by parallel connections beside pulls by one, from a real registry over emulated links with latency and
+loss.
 
 python -m tests.bench.parallel_pull [ROUNDS]     a table of all links, with each congestion control that the kernel has
 
 The link is emulated packet by packet, because many kernels lack netem: each end is a TUN device in a network namespace of its
 own, and a process carries the packets between them with a delay, random losses, a rate and a bounded queue. TCP at both ends is
-the kernel's.
-"""
+the kernel's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A file from node to node, beside the same file over plain TCP: from memory to nowhere, in the same chunks, on loopback. Sender
-and receiver are separate processes, as on two nodes; connections and handshakes are made before.
+"""Measures a file from node to node beside the same file over plain TCP, from memory to nowhere, in the same chunks, on
+loopback. Sender and receiver are separate processes, as on two nodes. Connections and handshakes are made before.
 
-python -m tests.bench.peer_stream [ROUNDS]     these figures alone
-"""
+python -m tests.bench.peer_stream [ROUNDS]     these figures alone"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of starts as an SVG: a bar for each start, divided into its phases with their milliseconds. Pure."""
+"""Draws an SVG of the phases of starts: a bar for each start, divided into its phases with their milliseconds. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a pod's start up to its first console byte, compared with the same domain under bare libvirt."""
+"""Measures a pod's start up to its first console byte, compared with the same domain under bare libvirt."""
 
 from __future__ import annotations
 

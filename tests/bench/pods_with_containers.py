@@ -1,8 +1,7 @@
-"""Pods with containers beside their VM: RunPodSandbox through the proxy beside containerd's own, and a VM's start and network
-with passt beside the same with a tap.
+"""Measures RunPodSandbox through the proxy beside containerd's own, and a VM's start and network with passt beside the
+same with a tap.
 
-python -m tests.bench.pods_with_containers [ROUNDS]     these figures alone, on nodes of their own
-"""
+python -m tests.bench.pods_with_containers [ROUNDS]     these figures alone, on nodes of their own"""
 
 from __future__ import annotations
 

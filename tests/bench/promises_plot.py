@@ -1,4 +1,4 @@
-"""Promises as an SVG: a line for each, with its goal, the median and the spread of one run. Pure."""
+"""Draws an SVG of promises: a line for each, with its goal, the median and the spread of one run. Pure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""A call through `virtshim proxy`, compared with the same call through a bare grpc.aio (`pass_through.py`), and lists compared
-with the same lists without it.
+"""Measures a call through `virtshim proxy` beside the same call through a bare grpc.aio (`pass_through.py`), and lists
+beside the same lists without the proxy.
 
     python -m tests.bench.proxy [ROUNDS]     these figures alone
 
 Stand-ins behind it answer at once, so the added time is the proxy's. Lists are measured twice: with an empty second
-runtime, compared with the first one's own answer; and with half of the pods on each, compared with one call to each.
-"""
+runtime, compared with the first one's own answer; and with half of the pods on each, compared with one call to each."""
 
 from __future__ import annotations
 

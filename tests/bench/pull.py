@@ -1,4 +1,4 @@
-"""A pull beside curl and sha256sum over the same server."""
+"""Measures a pull beside curl and sha256sum over the same server."""
 
 from __future__ import annotations
 

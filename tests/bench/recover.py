@@ -1,9 +1,8 @@
-"""The restart of virtshim with very many pods, and its memory with them.
+"""Measures the restart of virtshim with very many pods, and its memory with them.
 
 Daemons, records, container directories, pod networks (namespace, CNI, bridge, tap, DHCP) and libvirtd are real. libvirtd
 serves its test driver, which has a running domain with our mark for each pod and no QEMU behind it, because 200 QEMUs do
-not fit on a bench.
-"""
+not fit on a bench."""
 
 from __future__ import annotations
 

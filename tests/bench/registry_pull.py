@@ -1,9 +1,8 @@
-"""Pulls from a registry compared with skopeo's copies from it: one that unpacks layers as a pull has to, and one that
-keeps them packed.
+"""Measures pulls from a registry beside skopeo's copies from it: one copy that unpacks layers as a pull has to, and one
+that keeps them packed.
 
 A pull does more than either: it takes the disk out of its layer, digests it, writes it sparsely, has it checked, and
-syncs it to the node's disk before it returns.
-"""
+syncs it to the node's disk before it returns."""
 
 from __future__ import annotations
 

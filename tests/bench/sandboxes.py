@@ -1,8 +1,7 @@
-"""The time of RunPodSandbox beyond its CNI plugins, and of 50 concurrent calls, on a node and on containerd with the
-same plugins.
+"""Measures the time of RunPodSandbox beyond its CNI plugins, and of 50 concurrent calls, on a node and on containerd
+with the same plugins.
 
-python -m tests.bench.sandboxes [ROUNDS [LOG]]     these figures alone, on a node of their own; LOG: where its log goes
-"""
+python -m tests.bench.sandboxes [ROUNDS [LOG]]     these figures alone, on a node of their own; LOG: where its log goes"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of very many pods, and Status while very many calls wait."""
+"""Measures lists of very many pods, and Status while very many calls wait."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""A process that serves CRI for very many pods: the real server, services and records; VMs, disks and networks are
-stand-ins, but whether pod networks can be made is asked of a real tapmanager.
+"""Serves CRI for very many pods with the real server, services and records. VMs, disks and networks are stand-ins, but
+a real tapmanager says whether pod networks can be made.
 
     scale_node.py DIRECTORY SOCKET PODS BUSY TAPMANAGER
 
-The last BUSY pods' guests do not listen to their power button. Says READY, and ends with its standard input.
-"""
+The last BUSY pods' guests do not listen to their power button. Says READY, and ends with its standard input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What volumes cost: a share's start and memory, its speed over the same virtiofsd run by hand, and the boot with shared memory.
+"""Measures what volumes cost: a share's start and memory, its speed beside the same virtiofsd run by hand, and the boot
+with shared memory.
 
-python -m tests.bench.shares [ROUNDS]     these figures alone, on a node of their own
-"""
+python -m tests.bench.shares [ROUNDS]     these figures alone, on a node of their own"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where a pod's start goes, by the daemons' logs and libvirt's debug log: `python -m tests.bench.start_phases NAME`.
+"""Measures where a pod's start spends its time, by the daemons' logs and libvirt's debug log: `python -m
+tests.bench.start_phases NAME`.
 
 Writes into docs/dev/startup.json, as NAME, how long each phase took in the start in which it was quickest: what else runs on a
 machine only ever adds. A further run of the same name keeps the smaller numbers. Draws all that are in there into

@@ -1,5 +1,5 @@
-"""A pod whose guest comes from a template beside one whose guest boots: the time until its command runs, and the guest's memory
-that no other VM shares."""
+"""Measures a pod whose guest comes from a template beside one whose guest boots: the time until its command runs, and
+the guest's memory that no other VM shares."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from running_vm import Vm
 from criproto.runtime_v1 import api_pb2 as pb
 
 _PIECE = 1 << 16
-# What the daemon may grow by, whatever passes.
+# The daemon may grow by this much, however much data passes.
 _ROOM = 48 << 20
 _SERVE = "(while nc -l -p 7777 -e cat; do :; done) </dev/null >/dev/null 2>&1 & echo $! >/run/echo.pid; "
 _LISTENS = "until grep -q :1E61 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"  # 7777

@@ -1,4 +1,4 @@
-"""A node with containerd and virtshim behind its proxy, and a kubelet that uses the proxy."""
+"""A node has containerd and virtshim behind its proxy, and a kubelet that uses the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two real nodes in a cluster: the programs of VirtualMachine objects, a kubelet for each node, and an API server's stand-in."""
+"""Two real nodes form a cluster with the programs of VirtualMachine objects, a kubelet for each node, and a stand-in
+for the API server."""
 
 from __future__ import annotations
 

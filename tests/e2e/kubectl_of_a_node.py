@@ -1,7 +1,6 @@
-"""A kubectl without an API server: what `kubectl virt` asks of one, answered by a node's CRI socket and its streaming server.
+"""A kubectl without an API server: a node's CRI socket and its streaming server answer what `kubectl virt` asks.
 
-`python kubectl_of_a_node.py SOCKET get pod NAME -o json`, `attach pod/NAME ...`, `port-forward ... pod/NAME :PORT`
-"""
+`python kubectl_of_a_node.py SOCKET get pod NAME -o json`, `attach pod/NAME ...`, `port-forward ... pod/NAME :PORT`"""
 
 from __future__ import annotations
 

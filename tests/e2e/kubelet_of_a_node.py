@@ -1,8 +1,7 @@
-"""A kubelet for a real node: it makes the CRI calls for the node's pods in the API server, and writes back how they are.
+"""A kubelet for a real node makes the CRI calls for the node's pods in the API server, and writes back their status.
 
 The order is that of kubelet 1.30 to 1.36 (`SyncPod`, `SyncTerminatingPod`, `SyncTerminatedPod`, the status manager). Each pod has
-a thread. There are no probes, hooks and cgroups, and no volumes but directories of the host.
-"""
+a thread. There are no probes, hooks and cgroups, and no volumes but directories of the host."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from virtshim.model.text import parse_bytes
 # Seconds: between two looks; until a failed call is repeated, and between a container's second and third start.
 _LOOK = 0.2
 _BACKOFF = 10.0
-# For a pod whose end takes as long as it may, under emulation.
+# The longest end of a pod under emulation, in seconds.
 _LONGEST_END = 120.0
 
 

@@ -22,7 +22,7 @@ MEMORY = 384 << 20  # fifty commands at once: the port of each takes half a MiB
 VCPUS = 2
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGxvY2FsaG9zdGxvY2FsaG9zdGxvY2FsaG9zdDEy tester"
 HOSTS = "127.0.0.1\tlocalhost\n10.88.0.2\tobserved.db.ns.svc.cluster.local\tobserved\n10.1.2.3\tfoo.local\n"
-# As kubelet writes a container's preStop hook into its annotations.
+# kubelet writes a container's preStop hook into its annotations in this form.
 PRE_STOP = {"io.kubernetes.container.preStopHandler": json.dumps({"exec": {"command": ["echo", "drained"]}})}
 _ANNOTATIONS = {
     "virtshim.io/vnc": "true",

@@ -1,4 +1,4 @@
-"""A program on a terminal, and a person before it."""
+"""Runs a program on a terminal, and types there as a person does."""
 
 from __future__ import annotations
 

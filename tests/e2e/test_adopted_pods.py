@@ -21,7 +21,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.helpers]
 
-# A look at all pods is every ten seconds.
+# Seconds. virtshim looks at all pods every ten seconds.
 NOTICED = 30.0
 
 
@@ -169,8 +169,9 @@ def test_a_port_that_a_helper_holds_fails_the_start_with_its_number(
     assert cri.status(again).state == pb.CONTAINER_RUNNING
 
 
-# What Istio's and Linkerd's proxies do, in a few lines: they take what the pod's processes send (15001) and resolve (15053), and
-# what comes from outside (15006), which they send on from 127.0.0.6. Their user is exempt.
+# The rules of Istio's and Linkerd's proxies, in a few lines. The proxies take what the pod's processes send (15001)
+# and resolve (15053). They also take what comes from outside (15006), and send it on from 127.0.0.6. Their own user
+# is exempt.
 MESH = """
 import os, socket, sys, threading
 def serve(port, answer):

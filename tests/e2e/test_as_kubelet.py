@@ -104,7 +104,7 @@ def test_a_guest_can_use_its_whole_memory_limit_without_pod_overhead(groups, cri
 
 
 ROOM = {"virtshim.io/max-vcpus": "2", "virtshim.io/max-memory": "256Mi"}
-# Before and after a resize. Without limits there is nothing to resize.
+# The QoS classes before and after a resize. A pod without limits cannot be resized.
 CLASSES = {
     Qos.GUARANTEED: (
         Asked(cpu=1000, cpu_limit=1000, memory=128 * MIB, memory_limit=128 * MIB),
@@ -116,10 +116,10 @@ CLASSES = {
     ),
     Qos.BEST_EFFORT: (Asked(), Asked()),
 }
-# A RuntimeClass's, other than the node's; and none.
+# The overhead of a RuntimeClass, which differs from the node's, and no overhead.
 DECLARED: dict[str, int] = {"overhead_cpu": 100, "overhead_memory": 200 * MIB}
 NONE: dict[str, int] = {}
-# Each pod, and whether it is restarted.
+# Each pod, and whether the test restarts it.
 EVERY = [(qos, overhead, overhead == restarted) for qos, restarted in
          ((Qos.GUARANTEED, NONE), (Qos.BURSTABLE, DECLARED), (Qos.BEST_EFFORT, NONE))
          for overhead in (NONE, DECLARED)]  # fmt: skip

@@ -31,7 +31,7 @@ PATIENCE = 900
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.debian, pytest.mark.timeout(2 * PATIENCE)]
 
 GIB = 1 << 30
-# Its networks: gateways outside the pod's subnets, as most clusters have them.
+# The guest's networks have gateways outside the pod's subnets, as in most clusters.
 CALICO = ("10.90.20.2/32", "fd00:90:20::2/128")
 PTP = "10.90.21"
 USER_DATA = """

@@ -33,7 +33,7 @@ ONLINE = "until [ -e /sys/devices/system/cpu/cpu1 ]; do sleep 0.2; done; echo 1 
 
 LISTEN = "(nc -l -p 7000 -e cat) </dev/null >/dev/null 2>&1 & until netstat -ltn | grep -q :7000; do sleep 0.2; done"
 
-# As systemd-networkd and NetworkManager do; busybox's DHCP client does not watch its link.
+# Watches the link as systemd-networkd and NetworkManager do. busybox's DHCP client does not.
 WATCH_LINK = """
 changes() { cat /sys/class/net/eth0/carrier_changes; }
 seen=$(changes)

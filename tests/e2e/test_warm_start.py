@@ -27,7 +27,7 @@ WARM = {
     "VirtletSSHKeys": KEY,
     "VirtletCloudInitUserData": "write_files:\n- path: /tmp/hello\n  content: |\n    from user-data\n",
 }
-# The first that a command of the pod does: random numbers, names, and the NIC.
+# The pod's command first prints random numbers, names, and the NIC.
 TELL = (
     "head -c 32 /dev/urandom | xxd -p -c 64; cat /proc/sys/kernel/random/uuid /etc/machine-id /sys/class/net/eth0/address; "
     "hostname; echo told; sleep 1000"
@@ -240,7 +240,7 @@ def test_debians_of_one_template_are_machines_of_their_own_and_cloud_init_reads_
     assert len(told[0]) == 7
 
 
-# The last one: for some minutes, the node makes no other template in the place of one that failed.
+# This test must be the last one, because for some minutes the node does not replace a template that failed.
 def test_a_guest_whose_start_from_the_template_fails_boots_in_the_same_call(pods: Pods) -> None:
     pod, container = pods.create("falling")
 

@@ -1,4 +1,4 @@
-"""Pods whose sandbox another runtime made, as `virtshim proxy` hands them to virtshim."""
+"""Pods whose sandbox another runtime made, as `virtshim proxy` passes them to virtshim."""
 
 from __future__ import annotations
 

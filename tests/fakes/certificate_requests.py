@@ -1,8 +1,7 @@
-"""What the API server does with CertificateSigningRequests: it writes who has asked, each subresource changes its own part of the
-status, and what has been decided stays.
+"""Handles CertificateSigningRequests as the API server does: it writes who has asked, each subresource changes its own
+part of the status, and a decision is final.
 
-https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/certificate-signing-request-v1/
-"""
+https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/certificate-signing-request-v1/"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What reacts to pods in a cluster: a scheduler, and a kubelet with an agent on each node. They act while a test waits."""
+"""The parts of a cluster that react to pods: a scheduler, and a kubelet with an agent on each node. They act while a
+test waits."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def usage(name: str = "eth0") -> InterfaceUsage:
     )
 
 
-# As a network hands them out, lowest first.
+# Addresses in the order in which a network gives them out, lowest first.
 _FREE = [f"10.88.{n // 250}.{n % 250 + 2}" for n in range(60_000)]
 
 

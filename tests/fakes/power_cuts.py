@@ -1,4 +1,4 @@
-"""Power cuts, which take what was written and not synced."""
+"""Power cuts lose what was written and not synced."""
 
 from __future__ import annotations
 

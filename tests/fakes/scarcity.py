@@ -22,7 +22,7 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
 }
 # Frames between such a call and the product's own.
 _NEAR = 6
-# They read files and start threads by themselves, and work without them.
+# These modules read files and start threads by themselves, and work without them.
 _NOT_OURS = ("importlib", "linecache", "traceback", "fakes", "grpc", "tempfile", "asyncio")
 _hears: list[Scarcity] = []
 

@@ -77,7 +77,7 @@ from virtshim.system.live import Live
 from virtshim.vm.ports import VmControl, VmPausing
 
 IMAGE = "registry.test/vm/guest:1"
-# So that no test depends on the memory of its machine.
+# A fixed size, so that no test depends on the memory of its machine.
 NODE_MEMORY = 1 << 46
 LOG_DIRECTORY = "/var/log/pods/default_web_uid"
 

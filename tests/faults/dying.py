@@ -1,10 +1,9 @@
-"""Kills a daemon with SIGKILL at a chosen step. A step is a call to something outside; the code itself decides which
+"""Kills a daemon with SIGKILL at a chosen step. A step is a call to something outside. The code itself decides which
 steps there are, so new steps are covered automatically.
 
 The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts.
 If a program name follows, this node's processes of that program die, except some: "<number> <before|after> <program>
-<spared> ...". The names of the steps go to a second file beside it, and the killed processes to a third.
-"""
+<spared> ...". The names of the steps go to a second file beside it, and the killed processes to a third."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _SILENT = {
     "devices.errors": ("errors",),
 }
 
-# They only report.
+# Calls to these adapters are no steps, because they only report.
 _NO_STEPS = ("clock", "vm.node_hardware")
 
 

@@ -1,4 +1,4 @@
-"""A node as installed, on the system's libvirtd, which dies on order like the node's daemons."""
+"""A node as installed, on the system's libvirtd, which dies on order as the node's daemons do."""
 
 from __future__ import annotations
 

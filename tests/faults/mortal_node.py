@@ -79,7 +79,7 @@ FETCH_LIMIT = 3.0
 CNI_PLUGINS = "/usr/lib/cni"
 # Bytes of all templates.
 TEMPLATES = 1 << 30
-# As they are started; the last one serves kubelet.
+# The order in which the daemons are started; the last one serves kubelet.
 _DAEMONS = ("shares", "tapmanager", "virtshim")
 
 

@@ -22,7 +22,7 @@ auth_unix_rw = "none"
 log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
 """
 _QEMU_CONF = "cgroup_controllers = [ ]\n"
-# Rotates the log of a guest with much output.
+# virtlogd rotates the log of a guest with much output.
 _VIRTLOGD_CONF = "max_size = 65536\n"
 
 

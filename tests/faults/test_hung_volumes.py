@@ -17,7 +17,7 @@ from work import Work, working
 
 from criproto.runtime_v1 import api_pb2 as pb
 
-# Sampled by tests/integration/volumes/test_share_daemons.py, without a node.
+# In `make test`, tests/integration/volumes/test_share_daemons.py samples these tests without a node.
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.volumes, pytest.mark.full]
 
 

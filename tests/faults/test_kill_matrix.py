@@ -34,7 +34,7 @@ SAVE, RESTORE = "StopContainer that saves", "StartContainer that restores"
 PUBLISH, FETCH = "StopPodSandbox with a state volume", "CreateContainer with a VM on a volume"
 CONTINUE = "StartContainer that restores from a volume"
 FIRST, WARM = "StartContainer whose template is made", "StartContainer from a template"
-# In the sandbox of a pod that another runtime made, with passt.
+# These calls run in the sandbox of a pod that another runtime made, with passt.
 ADOPT_CREATE, ADOPTED_START = "CreateContainer beside containers", "StartContainer beside containers"
 ADOPTED_STOP, ADOPTED_REMOVE = "StopPodSandbox beside containers", "RemovePodSandbox beside containers"
 _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
@@ -61,7 +61,7 @@ CALLS = {
     FIRST: Call((*_COPIED, Work.forget_templates, Work.create), Work.start_first, Work.is_started_first),
     WARM: Call((*_COPIED, Work.make_template, Work.create), Work.start, Work.is_one_of_its_own),
 }
-# Steps without which a call was not what it is here.
+# Each call must pass these steps, or it is not the call that its row means.
 _PASSES = {
     (FIRST, "virtshim"): ("vm.templates.boot", "files.templates.seal"),
     (WARM, "virtshim"): ("vm.templates.await_devices", "files.templates.keep_disk"),
@@ -85,7 +85,7 @@ MATRIX += [
 MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "StopContainer", "RemovePodSandbox")]
 MATRIX += [(name, "tapmanager") for name in (ADOPT_CREATE, ADOPTED_START, ADOPTED_STOP, ADOPTED_REMOVE)]
 MATRIX += [(name, "shares") for name in (ADOPTED_START, ADOPTED_STOP, ADOPTED_REMOVE)]
-# A template outlives a kill of tapmanager, but none of virtshim: one serves both rows in this order.
+# A template outlives a kill of tapmanager, but not one of virtshim. In this order one template serves both rows.
 MATRIX.insert(MATRIX.index((WARM, "virtshim")), (WARM, "tapmanager"))
 
 

@@ -17,7 +17,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(3600)]
 
 _SOON = 20.0
-# Killed, or ended by virtshim, or QEMU ended during the start.
+# The container's exit code: QEMU was killed, virtshim ended it, or it ended during the start.
 _TRUE_CODES = {128, 137}
 # The step of a start that starts QEMU.
 _BEGINS = {

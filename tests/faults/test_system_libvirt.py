@@ -29,10 +29,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
 # 128 MiB.
 PAGES = 64
-# Of eight bytes, twice a raw log's size.
+# Lines of eight bytes, which are twice as much as a raw log holds.
 LINES = 17_000
 PLACES = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt")
-# Belongs to the daemon itself, from its start or from the first VM on.
+# Files that belong to the daemon itself, from its start or from the first VM on.
 LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^/etc/libvirt/qemu$|/log/libvirt/qemu$")
 
 

@@ -19,7 +19,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.operator]
 
-# Of all daemons together; the sixth was one too many once.
+# Kills of all daemons together. An earlier `up` gave up at the sixth.
 KILLS, EVERY_KILL = 2, 6
 
 

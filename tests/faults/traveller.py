@@ -24,7 +24,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SIZE = "64Mi"
 WRITE = "dd of=/dev/vda bs=512 count=1 seek=100000 conv=sync,notrunc,fsync"
 READ = "dd if=/dev/vda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
-# Who dies -> whose steps are counted, and whether the guest may lose its memory by it.
+# The victim -> whose steps are counted, and whether the guest may lose its memory.
 VICTIMS = {
     "virtshim": ("virtshim", False),
     "tapmanager": ("tapmanager", False),

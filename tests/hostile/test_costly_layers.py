@@ -27,7 +27,7 @@ from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhaust
 
 pytestmark = pytest.mark.hostile
 
-# Of the daemon's thread, on a loaded machine.
+# Processor time of the daemon's thread, on a loaded machine.
 SECONDS = 2.0
 DEEP = "d/" * 250
 LONG = ("x" * 14 + "/") * 250

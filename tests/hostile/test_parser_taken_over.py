@@ -39,7 +39,7 @@ pytestmark = [
 NEVER = threading.Event()
 PROJECT = Path(virtshim.__file__).parents[1]
 
-# Each line is an attempt: its name and its action. It reports what it reached.
+# Each line is an attempt: its name and its action. The script reports what it reached.
 ATTACK = """
 import ctypes, os, socket
 def _reached():
@@ -254,7 +254,7 @@ def test_a_limit_reached_while_unpacking_is_named(
         pulled_from_a_registry(web, store)
 
 
-# Each writes to virtshim without the code for frames.
+# Each entry writes to virtshim without the code for frames.
 NONSENSE = {
     "a frame of 4 GiB": ("b'D\\xff\\xff\\xff\\xff'", "sent invalid data"),
     "a frame of no kind": ("b'?\\0\\0\\0\\0'", "sent invalid data"),

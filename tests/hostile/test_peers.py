@@ -37,7 +37,7 @@ from virtshim.system.live import Live
 pytestmark = pytest.mark.hostile
 
 WAIT = 30.0
-# What the server grants to all nodes and to each of them, and here to a handshake that never ends.
+# The places of all nodes and of each node, and here the seconds of a handshake that never ends.
 ALL, EACH, HANDSHAKE = 24, 6, 3.0
 TLS_1_2, TLS_1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 # A chunk of a ClientHello.

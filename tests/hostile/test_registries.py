@@ -149,7 +149,7 @@ def says(status: int, body: bytes = b"", **headers: str) -> Callable[[Request], 
     return route
 
 
-# More digits than Python makes a number of.
+# More digits than Python converts to a number.
 NUMBER = "9" * 5000
 LOGIN = 'Bearer realm="{}",service="s"'
 

@@ -34,12 +34,13 @@ PROJECT = Path(virtshim.__file__).parents[1]
 
 # The second or third shows most quadratic searches in a second; the last one takes half a minute for them.
 LENGTHS = (4 << 10, 16 << 10, 32 << 10, 128 << 10)
-# Its thread's time for one text: of a pattern, which needs a few milliseconds for the longest one, and of other calls.
+# The thread's time for one text: for a search, which needs a few milliseconds for the longest text, and for other
+# calls.
 OF_A_SEARCH, SECONDS = 0.5, 1.0
-# What is longer than that can be compared: the last length is eight times the second one, so a linear search takes eight times as
-# long, and a quadratic one 64 times.
+# Only times above SEEN are compared. The last length is eight times the second one, so a linear search takes eight
+# times as long, and a quadratic one 64 times.
 SEEN, GROWTH = 0.05, 30
-# Another thread's longest wait. Other load delays it, too; the attacks here blocked all threads for a minute.
+# The longest wait of another thread. Other load delays it, too; the attacks here blocked all threads for a minute.
 STOPPED = 5.0
 # Modules whose texts are never longer than this.
 BOUNDS = {
@@ -49,7 +50,7 @@ BOUNDS = {
 }
 WHOLE = ("fullmatch", "match")
 PACKAGES = ("virtshim", "tapmanager", "vmwrapper")
-# Of the module `re`: what takes a pattern, and which argument its flags are.
+# Functions of the module `re` that take a pattern, and the position of their flags.
 TAKING = {
     "compile": 1,
     **dict.fromkeys(("search", "match", "fullmatch", "findall", "finditer"), 2),
@@ -259,7 +260,7 @@ def test_a_long_image_name_is_parsed_quickly(scheme: str, unit: str) -> None:
     assert time.thread_time() - began < SECONDS
 
 
-# Each takes exponential, or more than quadratic time by backtracking.
+# Each pattern takes exponential, or more than quadratic, time by backtracking.
 COSTLY = {
     "a repetition of a repetition": ("(a+)+$", "a"),
     "many repetitions": ("(.*)-(.*)-(.*)x", "-"),

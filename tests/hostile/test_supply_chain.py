@@ -26,7 +26,7 @@ def at_each_place(sample: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", places)
 
 
-# A build tool of the attacker's: whatever runs it has run his code.
+# The attacker's build tool: whatever runs it has run the attacker's code.
 BACKEND = """
 import pathlib
 pathlib.Path({mark!r}).touch()

@@ -1,4 +1,5 @@
-"""`make e2e-install`: the package on a real Debian, emulated. Exit code 1, with what was seen, if a step goes wrong."""
+"""`make e2e-install` tests the package on a real, emulated Debian. If a step fails, the exit code is 1, and the output
+says what was seen."""
 
 from __future__ import annotations
 

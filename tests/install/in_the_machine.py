@@ -1,11 +1,11 @@
-"""Runs in the machine, by the package's own Python: a VM through the CRI socket, as kubelet with systemd's driver asks for it.
+"""Runs in the machine, with the package's own Python, and makes a VM through the CRI socket as kubelet with systemd's
+driver does.
 
 in_the_machine.py run     pulls the image that is beside this file, makes pod and VM, waits until its guest is up
 in_the_machine.py keep    the same, for a VM that outlives its pods and that a stop saves
 in_the_machine.py go_on   that VM's next pod
 in_the_machine.py show    what the runtime says of pods and VMs, as JSON
-in_the_machine.py remove  ends and removes all of them
-"""
+in_the_machine.py remove  ends and removes all of them"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's life with the package: installed, set up, a VM, an upgrade while it runs, a reboot, purged."""
+"""Tells a node's life with the package: installed, set up, a VM, an upgrade while it runs, a reboot, purged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that the policy tests check, and a way to run tools on them."""
+"""The policy tests check these files, and run tools on them."""
 
 import ast
 import functools

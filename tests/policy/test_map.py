@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("virtshim", "tapmanager", "vmwrapper")
-# A directory alone at the head of its line; modules and what is said about them are not.
+# A line of the tree that begins with a directory. Lines of modules and of text do not match.
 LINE = re.compile(r"    ( *)([\w-]+)/(?: |$)")
 
 

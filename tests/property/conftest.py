@@ -1,5 +1,5 @@
-"""With --all, every example is tried. Examples have their directories below pytest's. `make test` has those in memory, because a
-disk's fsync would take a third of the time."""
+"""With --all, every example is tried. Examples have their directories below pytest's. In `make test` these are in
+memory, because a disk's fsync would take a third of the time."""
 
 import tempfile
 from collections.abc import Iterator

@@ -28,7 +28,8 @@ TROUBLE = [
     *(f"records.{table}.{verb}" for table in ("sandboxes", "containers") for verb in ("add", "replace", "delete")),
 ]
 
-# What a use case may answer. INTERNAL is the planned trouble's own kind; an exception of another type fails the test.
+# The kinds of error that a use case may raise. INTERNAL is the kind of the injected trouble; an exception of another
+# type fails the test.
 EXPECTED = {Kind.INTERNAL, Kind.NOT_FOUND, Kind.FAILED_PRECONDITION, Kind.ALREADY_EXISTS, Kind.INVALID}
 
 

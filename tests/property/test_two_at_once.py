@@ -49,7 +49,7 @@ PODS = {
     "keeps-device": (sandbox_config(annotations=KEPT, sysctls=SYSCTLS), WITH_DEVICE),
     "device": (sandbox_config(sysctls=SYSCTLS), WITH_DEVICE),
 }
-# Its guest comes from a template of its node.
+# The pod whose guest comes from a template of its node.
 WARM = "warm"
 WARM_PODS = {
     WARM: (
@@ -336,7 +336,7 @@ of_mine = st.tuples(st.sampled_from(OF_A_POD), st.just(MINE), st.booleans())
 of_another = st.tuples(st.sampled_from(OF_A_POD), st.just(OTHER), st.booleans())
 of_watchers = st.tuples(st.sampled_from(WATCHERS), st.just(""), st.just(False))
 of_images = st.tuples(st.sampled_from(OF_IMAGES), st.just("images"), st.just(False))
-# Calls for one pod meet most often.
+# Two calls for the same pod are the most frequent choice.
 actions = st.one_of(of_mine, of_mine, of_mine, of_another, of_watchers, of_images)
 # After how many steps which other thread continues.
 orders = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), max_size=4)

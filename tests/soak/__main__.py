@@ -1,5 +1,5 @@
-"""`make soak`: pod cycles for some minutes, the second half of them with random kills of the daemons; what failed, what leaked,
-and what grew. Exit code 1 if anything failed or leaked."""
+"""`make soak` runs pod cycles for some minutes, the second half of them with random kills of the daemons. It prints
+what failed, leaked and grew. The exit code is 1 if anything failed or leaked."""
 
 from __future__ import annotations
 

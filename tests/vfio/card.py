@@ -20,7 +20,7 @@ from podclient import wait_until
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.physical_function import PhysicalFunctions, VfLocation
 
-# Where QEMU's command line (outer.py) puts them. The wire leads to a card of the same machine.
+# The places on QEMU's command line (outer.py). The wire leads to a card of the same machine.
 CARD, WIRE = "0000:03:00.0", "0000:00:06.0"
 FUNCTIONS = ("0000:03:10.0", "0000:03:10.2", "0000:03:10.4")
 ANSWER = "heard you"

@@ -1,4 +1,4 @@
-"""Chapter: virtual functions of a network card that CNI plugins move into pods become the guests' NICs."""
+"""In this chapter, virtual functions of a network card that CNI plugins move into pods become the guests' NICs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MTU = 1400
 ADDRESSES = ("10.77.0.10/24", "10.77.0.11/24")
 _GATEWAY = "10.77.0.1"
 
-# A plugin for functions that are at vfio-pci already: it has no link to move, and tells which function it is (CNI 1.1).
+# A plugin for functions that are at vfio-pci already: it moves no link, and its result names the function (CNI 1.1).
 _VFIO_PLUGIN = f"""#!/bin/sh
 test "$CNI_COMMAND" = ADD || exit 0
 cat <<END

@@ -1,4 +1,4 @@
-"""Chapter: devices of our own device plugin in VMs. It runs last, because it ends with a running VM."""
+"""In this chapter, VMs get devices of our own device plugin. It runs last, because it ends with a running VM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chapter: VMs that are killed, and devices that fail."""
+"""In this chapter, VMs are killed and devices fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chapter: USB devices, and a network card by vDPA. They share VMs: each boot takes long here."""
+"""In this chapter, VMs get USB devices, and a network card by vDPA. They share VMs, because each boot takes long
+here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Chapter: the kernel moves a guest's frames (vhost-net), for a NIC with two queues. It runs before there is a node:
-tapmanager and vmwrapper are real, and the guest's QEMU is started as libvirt would, confined and as its own user."""
+"""In this chapter, the kernel moves a guest's frames (vhost-net), for a NIC with two queues. It runs before there is a
+node. tapmanager and vmwrapper are real, and the guest's QEMU is started as libvirt would, confined and as its own
+user."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ VM_USER = 2130706000
 
 _HOME = Path("/run/vhost")
 _SOCKET = str(_HOME / "t.sock")
-# What the guest sends by: IEEE 802's, for experiments.
+# The guest's EtherType, which IEEE 802 reserves for experiments.
 _EXPERIMENT = b"\x88\xb5"
 _EVERY_KIND = 0x0003
 _BRIDGE = "vhostbr0"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from podclient import wait_until
 
-# Where QEMU's command line (outer.py) puts them.
+# The places on QEMU's command line (outer.py).
 NVME = "0000:01:00.0"
 VFS = ("0000:01:00.1", "0000:01:00.2", "0000:01:00.3")
 EDU = "0000:00:03.0"

@@ -1,9 +1,8 @@
-"""The machine with an IOMMU and SR-IOV, in software: an emulated one, with this machine's root file system read-only.
+"""Emulates a machine with an IOMMU and SR-IOV in software, with this machine's root file system read-only.
 
 No machine that tests run on has such hardware to give away. QEMU emulates all that VFIO needs: VT-d, an NVMe controller with
 virtual functions, QEMU's educational device, and a conventional bridge whose devices share a group. Inside, a node runs as
-anywhere, and its VMs are emulated once more.
-"""
+anywhere, and its VMs are emulated once more."""
 
 from __future__ import annotations
 
@@ -22,15 +21,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 _BUILT = PROJECT / "build" / "vfio"
 REPORT = _BUILT / "report.json"
 _MEMORY_MIB = 3072
-# With a thread for each processor, one may still look up an access in a memory map that another has just replaced, as devices
-# come and go here: "iotlb_to_section: Assertion `section_index < d->map.sections_nb' failed" (seen with QEMU 10.0.2).
+# One thread for all processors. With a thread for each, one may still use a memory map that another has just
+# replaced, as devices come and go here: "iotlb_to_section: Assertion `section_index < d->map.sections_nb' failed"
+# (seen with QEMU 10.0.2).
 _ACCELERATOR = "tcg,thread=single"
-# They would take turns on one thread, and wait for each other.
+# Several processors would take turns on one thread, and wait for each other.
 _PROCESSORS = 1
 _VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 
 _SRIOV = "sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=6"
-# The first device on the root bus has slot 1; hardware.py knows where things are by that order.
+# The first device on the root bus has slot 1. hardware.py derives all places from this order.
 _DEVICES = (
     "intel-iommu,caching-mode=on",
     "vhost-user-fs-pci,chardev=root,tag=root",
@@ -48,7 +48,7 @@ _DEVICES = (
 
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
-# Where the kernel has USB: a stick, in a file of its own, and a hub with nothing behind it.
+# A USB stick, in a file of its own, and an empty hub, if the kernel supports USB.
 _USB = (
     "qemu-xhci,id=usb",
     "usb-storage,bus=usb.0,port=1,drive=stick,serial=OUTER-STICK",
@@ -57,7 +57,7 @@ _USB = (
 _STICK_BYTES = 1 << 20
 _FOR_USB_AND_VDPA = ("xhci-pci", "usb-storage", "sd_mod", "vdpa", "vduse", "vhost_vdpa")
 
-# Where QEMU and the kernel have it: a network card with virtual functions, and one at the other end of its wire.
+# A network card with virtual functions, and a card at the other end of its wire, if QEMU and the kernel support them.
 _CARD = (
     "pcie-root-port,id=network,chassis=2,slot=2",
     "igb,bus=network,netdev=card,mac=52:54:00:0c:00:00",
@@ -65,7 +65,8 @@ _CARD = (
 )
 _WIRE = ("hubport,id=card,hubid=1", "hubport,id=wire,hubid=1")
 
-# In a mount namespace of its own: the root file system and the project, which may be mounted apart, both read-only.
+# Serves the root file system and the project, which may be a separate mount, both read-only, from a mount namespace
+# of its own.
 _SERVE = """
 set -e
 mount --make-rprivate /

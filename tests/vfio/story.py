@@ -1,10 +1,9 @@
-"""What happens in the machine, from the first virtual function to `virtshim down`; each step is reported as a line of JSON.
+"""Runs in the machine, from the first virtual function to `virtshim down`, and reports each step as a line of JSON.
 
     python tests/vfio/story.py REPORT CHAPTER,... [full]
 
 A fake kubelet talks to `virtshim device-plugin` and to a node's CRI socket, all over real sockets. Nothing is judged here: tests
-do that, outside. A step that fails reports `error` and ends its chapter.
-"""
+do that, outside. A step that fails reports `error` and ends its chapter."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ from node import Node  # noqa: E402
 from podclient import PodClient  # noqa: E402
 from telling import Report, Stage  # noqa: E402
 
-# Each in a file of its own, judged by the test file of that name, and told in this order. Each but the last leaves no pod behind.
+# Each chapter is in a file of its own, and the test file of that name judges it. Chapters run in this order. Each but
+# the last leaves no pod behind.
 CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "nic": chapter_nic.tell,
     "usb_vdpa": chapter_usb_vdpa.tell,
@@ -40,7 +40,7 @@ CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "passthrough": chapter_passthrough.tell,
 }
 
-# Runs before there is a node.
+# This chapter runs before there is a node.
 _VHOST = "vhost"
 
 _NODE = """

@@ -1,5 +1,5 @@
-"""A namespace with VirtualMachines, two nodes, a controller and its webhook, on the stand-in for the API server and on a real
-control plane."""
+"""A namespace has VirtualMachines, two nodes, a controller and its webhook, on the stand-in for the API server and on a
+real control plane."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TAKES_ID = [
     for field in ("pod_sandbox_id", "container_id")
     if field in RPCS[rpc].input_type.fields_by_name
 ]
-# Calls that end an object succeed if the object does not exist.
+# These calls succeed if the object does not exist.
 ENDS = {"StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer"}
 # Fields that a request needs besides the id.
 NEEDS: dict[str, dict[str, Any]] = {

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.cri
 
 CONFIGS = {"sandbox": pb.PodSandboxConfig.DESCRIPTOR, "container": pb.ContainerConfig.DESCRIPTOR}
 
-# What CRI has, by its messages; those that are told as a whole by one row have no others of their own there. A field that is new
-# is named here when docs/pods.md says what becomes of it.
+# CRI's fields, by message. If one row describes a message as a whole, its fields are not listed. Add a new field here
+# when docs/pods.md says what becomes of it.
 MESSAGES = {
     "PodSandboxConfig": "metadata hostname log_directory dns_config port_mappings labels annotations linux windows",
     "PodSandboxMetadata": "name uid namespace attempt",
@@ -51,7 +51,7 @@ MESSAGES = {
     "seccomp_profile_path no_new_privs masked_paths readonly_paths",
     "Capability": "add_capabilities drop_capabilities add_ambient_capabilities",
 }
-# Of nodes with Windows: refused as a whole.
+# Messages of nodes with Windows, which virtshim refuses as a whole.
 _NOT_LOOKED_INTO = ("WindowsPodSandboxConfig", "WindowsContainerConfig")
 _MESSAGE_IN_ROWS = frozenset(
     [
@@ -63,7 +63,7 @@ _MESSAGE_IN_ROWS = frozenset(
     ]
 )
 
-# Kubernetes 1.36, core/v1; `of a container` is also what ephemeral containers have.
+# The fields of Kubernetes 1.36, core/v1. Ephemeral containers also have those of `of a container`.
 FIELDS = {
     "PodSpec": "volumes initContainers containers ephemeralContainers restartPolicy terminationGracePeriodSeconds "
     "activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount automountServiceAccountToken nodeName "

@@ -1,11 +1,11 @@
-"""The order in which kubelet (1.30 to 1.36) asks for a pod's containers, replayed against a virtshim of the contract tests.
+"""Replays the order in which kubelet (1.30 to 1.36) asks for a pod's containers, against a virtshim of the contract
+tests.
 
 It is `computePodActions` and `SyncPod` of kubelet's kuberuntime_manager.go: the pod's state is read from the runtime each time, a
 container that is refused is asked for again at the next sync, and the rest of the sync goes on. What is left out has no say in
 the order: images, probes, back-off, hooks. The list of pods on the pod-resources socket is as kubelet fills it: a pod is there
 before its sandbox, with all its regular containers and native sidecars, with devices or without; plain init containers and
-ephemeral ones are never there.
-"""
+ephemeral ones are never there."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def other(shared: tuple[Proxy, FakeRuntime, FakeRuntime]) -> FakeRuntime:
     return _fresh(shared[2])
 
 
-# Of pods that the primary makes and whose VM virtshim runs.
+# Fixtures for pods that the primary makes and whose VM virtshim runs.
 
 
 @pytest.fixture(scope="module")

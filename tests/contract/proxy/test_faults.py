@@ -262,7 +262,7 @@ def test_the_last_known_pods_of_a_runtime_with_may_be_down_stay_listed(
 
 
 ALL_PODS = pb.ListPodSandboxRequest()
-# As kubelet lists its containers: with an empty filter.
+# kubelet lists its containers with an empty filter.
 ALL_CONTAINERS = pb.ListContainersRequest(filter=pb.ContainerFilter())
 
 

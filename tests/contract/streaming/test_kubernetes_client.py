@@ -16,7 +16,7 @@ from fakes.sessions import FakeSession
 from kubernetes.client import Configuration
 from kubernetes.stream.ws_client import PortForward, WSClient, create_websocket
 
-# It leaves sockets for the garbage collector to close.
+# The client leaves sockets for the garbage collector to close.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 STDIN = 0

@@ -24,7 +24,7 @@ from virtshim.metrics.span_sender import Sending
 
 pytestmark = pytest.mark.operator
 
-# As kubelet's otelgrpc sends them: sampled, and not.
+# Trace headers as kubelet's otelgrpc sends them: sampled, and not sampled.
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)

@@ -18,11 +18,11 @@ from virtshim.store.read_only import read_running
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 MIB = 1 << 20
-# At the least, by the boot of the small guest.
+# The boot of the small guest touches at least this much memory.
 TOUCHED = 32 * MIB
-# Only these need a cgroup of the VM's own, or a kernel with that accounting.
+# These metrics need a cgroup of the VM's own, or a kernel with that accounting.
 CGROUP_ONLY = ("container_memory_cache", "container_memory_kernel_usage", "container_pressure_", "container_hugetlb_")
-# These need a request that sets them.
+# These metrics need a request that sets them.
 SPEC = ("container_spec_cpu_",)
 
 

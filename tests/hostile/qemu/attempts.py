@@ -1,5 +1,5 @@
-"""Attempts of a QEMU that its guest has taken over. "own" attempts must succeed, so that the failure of the others is
-meaningful."""
+"""Attempts of a QEMU that its guest has taken over. "own" attempts must succeed, so that the failure of the others
+means something."""
 
 from __future__ import annotations
 

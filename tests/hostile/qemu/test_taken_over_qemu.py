@@ -8,9 +8,9 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.hostile]
 
-# Of a VM: virtlogd keeps four files of 2 MiB.
+# Bytes of one VM's log: virtlogd keeps four files of 2 MiB.
 MOST_LOGGED = 9 << 20
-# Of one VM, and a few that are QEMU's already.
+# Threads of one VM, including a few that QEMU has already.
 MOST_THREADS = 1024
 
 

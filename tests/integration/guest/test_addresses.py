@@ -25,7 +25,7 @@ NIC = Interface(
     (Route("169.254.1.1/32"), Route("0.0.0.0/0", "10.90.0.1"), Route("::/0", "fd00:90::1")),
 )
 SCRIPT = shlex.join(addresses_command((NIC,)))
-# As the guest was saved: other addresses, and the routes of that pod.
+# The guest as it was saved, with other addresses and the routes of its former pod.
 SAVED = f"""
 ip link add eth7 type veth peer name other
 ip link set eth7 address {NIC.mac} up

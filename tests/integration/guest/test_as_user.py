@@ -28,7 +28,7 @@ SU = "busybox su"
 DAEMONTOOLS = "setuidgid"
 
 SETUIDGID = """#!/bin/busybox sh
-# As daemontools' and busybox' own: user and group of /etc/passwd, and no other groups.
+# Like setuidgid of daemontools and busybox: sets user and group of /etc/passwd, and no other groups.
 name=$1
 shift
 exec /usr/bin/setpriv --reuid="$name" --regid="$(/bin/busybox id -g "$name")" --clear-groups "$@"

@@ -31,7 +31,7 @@ BUILT = Path(__file__).parents[3] / "build" / "cloud-init"
 TOOLS = BUILT / "tools"
 DNS = Dns(("10.96.0.10", "fd00:96::a"), ("ns.svc.cluster.local", "svc.cluster.local"))
 MAC, SECOND_MAC, THIRD_MAC = "ee:ee:ee:00:00:01", "ee:ee:ee:00:00:02", "ee:ee:ee:00:00:03"
-# What is behind all gateways.
+# Addresses behind all gateways.
 FAR, FAR_6 = "10.200.0.1", "fd00:200::1"
 HOST_MAC, HOST_LINK_LOCAL = "ee:ee:ee:ee:ee:ee", "fe80::ecee:eeff:feee:eeee"
 
@@ -63,7 +63,7 @@ SHAPES = {
         nic(name="net2", mac=THIRD_MAC, mtu=0),
     ),
 }  # fmt: skip
-# Behind a shape's name: as a config drive has it.
+# The ending of a shape's name for the form of a config drive.
 DRIVE = "-drive"
 OLD = ("eni", "netplan", "sysconfig")
 RENDERERS = {

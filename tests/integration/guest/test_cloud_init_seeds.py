@@ -33,7 +33,7 @@ NETWORKS = [case for case in CASES if case.startswith(("network", "several", "pe
 
 FQDN = "foo.team.svc.cluster.local"
 SCRIPT = {"VirtletCloudInitUserDataScript": "#!/bin/sh\n"}
-# Beside Virtlet's: name -> what the guest is called in the end, and its seed.
+# Cases beside Virtlet's: name -> the guest's name in the end, and its seed.
 NAMED = {
     "a name": ("foo", {}),
     "a name with dots": (FQDN, {}),

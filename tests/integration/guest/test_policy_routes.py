@@ -48,9 +48,9 @@ ADDRESSES = "ip address add 10.90.9.2/32 dev eth7; ip address add fd00:90::2/128
 LOOK = """ip rule | grep -v 'lookup [mld]'
 ip -6 rule | grep -v 'lookup [mld]'
 (ip route show table 1000; ip -6 route show table 1000) 2>/dev/null"""
-# A directory with an `ip` that is busybox's.
+# Makes a directory in which `ip` is busybox's.
 BUSYBOX = "mkdir /run/bb; ln -s $(command -v busybox) /run/bb/ip; PATH=/run/bb:$PATH"
-# One that knows routes alone.
+# Makes an `ip` that knows only routes.
 KNOWS_NO_RULES = (
     'mkdir /run/bb; printf \'#!/bin/sh\\n[ "$2" != rule ] || { echo "what is rule?"; exit 1; }\\nexec %s "$@"\\n\' '
     "$(command -v ip) >/run/bb/ip; chmod +x /run/bb/ip; PATH=/run/bb:$PATH"

@@ -12,7 +12,8 @@ from packets import Place
 
 from tapmanager.links import netns
 
-# Of 10.90.0.0/16, which nothing else on the machine uses: the second network's, whose pods are from 10 on, and the third.
+# Parts of 10.90.0.0/16, which nothing else on the machine uses: the second network, whose pods begin at 10, and the
+# third.
 SECOND, THIRD = "10.90.71", "10.90.72"
 SECOND6, THIRD6 = "fd00:90:71:", "fd00:90:72:"
 POD, POD6 = f"{SECOND}.10", f"{SECOND6}:10"

@@ -1,6 +1,6 @@
 """A guest without a virtual machine that is a whole system: a network namespace whose NICs exchange frames with a pod's
-taps as QEMU would, including large ones and unfinished checksums. It is configured as guests are: by the document for
-cloud-init, or by DHCP."""
+taps. It does so as QEMU would, with large frames and unfinished checksums, too. It is configured as guests are: by the
+document for cloud-init, or by DHCP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CSUM_AND_TSO = 0x01 | 0x02 | 0x04
 _LARGEST = 70_000
 _NO_GATEWAY = ("0.0.0.0", "::")
 
-# What udhcpc runs when it has a lease; the routes are "NETWORK ROUTER" pairs, without a router for those on-link.
+# udhcpc runs this script when it has a lease. Routes are "NETWORK ROUTER" pairs; on-link routes have no router.
 _DHCP_SCRIPT = """#!/bin/sh -e
 [ "$1" = bound ] || exit 0
 ip link set "$interface" mtu "$mtu"

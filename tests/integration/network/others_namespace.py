@@ -1,4 +1,5 @@
-"""A network namespace as another runtime makes it for a pod: one interface with the pod's addresses, and what is behind it."""
+"""A network namespace as another runtime makes it for a pod: one interface with the pod's addresses, and the network
+behind it."""
 
 from __future__ import annotations
 

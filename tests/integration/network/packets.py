@@ -1,5 +1,5 @@
-"""Packets between namespaces: which ones arrive, which are answered, and which a policy drops. Sockets are created
-inside the namespaces and used from here."""
+"""Sends packets between namespaces, and sees which ones arrive, which are answered, and which a policy drops. Sockets
+are created inside the namespaces and used from here."""
 
 from __future__ import annotations
 

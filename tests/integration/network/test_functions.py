@@ -183,7 +183,7 @@ def test_a_pod_without_its_namespace_returns_its_function(card_node: Node) -> No
     assert card_node.node.leftovers() == []
 
 
-# As sriov-cni for a function at VFIO: addresses and no link, and a DEL that looks for one.
+# A plugin like sriov-cni for a function at VFIO: it returns addresses and no link, and its DEL looks for a link.
 SRIOV = """
 test $CNI_COMMAND = DEL && { echo '{"code": 999, "msg": "no link '$CNI_IFNAME'"}'; exit 1; }
 echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}],

@@ -165,7 +165,7 @@ def masquerading() -> str:
     return subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
 
 
-# A tapmanager that is killed before it builds a pod's last NIC.
+# A tapmanager that dies before it builds a pod's last NIC.
 DIES = """
 import os, signal, sys
 from tapmanager import __main__

@@ -13,7 +13,7 @@ from tapmanager import protocol
 
 pytestmark = pytest.mark.network
 
-# Attaches with an address from a file, and records other calls.
+# A plugin that attaches with an address from a file, and records other calls.
 PLUGIN = """
 config=$(cat)
 echo "$CNI_COMMAND" >> {folder}/asked

@@ -423,7 +423,7 @@ def test_a_tap_has_one_user_at_a_time(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-# What a process of another user gets for one request, as JSON.
+# Prints, as JSON, the answer to one request of a process of another user.
 _ASK = """
 import json, os, sys
 uid, path, verb, args = int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])

@@ -51,7 +51,8 @@ def cluster(node: TapNode, shape: Shape) -> Iterator[Cluster]:
         yield Cluster(container, first, second)
 
 
-# One for each way that packets go: bridged, routed to the host, by way of a neighbour's address, and by two NICs.
+# One network for each way of packets: bridged, routed to the host, through a neighbour's address, and through two
+# NICs.
 SAMPLE = ("bridge, dual stack", "ptp, dual stack, MTU 1280", "calico", "several")
 
 

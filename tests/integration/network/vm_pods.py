@@ -1,4 +1,5 @@
-"""Pods on a node's network: VMs, whose guests are namespaces, and containers; and the node's traces of them."""
+"""Pods on a node's network, VMs and containers, and the traces that they leave on the node. Namespaces stand for the
+VMs' guests."""
 
 from __future__ import annotations
 

@@ -376,8 +376,8 @@ def test_the_packages_scripts_run_in_every_shell(root: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# In a mount namespace of its own: this machine's root file system below a layer in memory, so that what is installed there is
-# gone with the namespace. Nothing runs there, systemd neither.
+# Runs in a mount namespace of its own, with this machine's root file system below a layer in memory. What is
+# installed there is gone with the namespace. No service runs there, not even systemd.
 _LAYER = """
 set -e
 mount --make-rprivate /

@@ -17,7 +17,7 @@ from virtshim.setup.units import Systemctl
 
 pytestmark = pytest.mark.operator
 
-# With their exit codes.
+# Commands that only record their calls, with their exit codes.
 COMMANDS = {
     "deb-systemd-invoke": 0, "deb-systemd-helper": 0, "systemctl": 0, "systemd-sysusers": 0, "systemd-tmpfiles": 0,
     "dpkg-statoverride": 0, "aa-enabled": 1, "apparmor_parser": 0, "getent": 1, "userdel": 0,

@@ -21,7 +21,7 @@ from image.on_node import LABEL, STATE, UNITS, Api, Node, Trouble
 pytestmark = pytest.mark.operator
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Runs set-up on the tree, and writes down what else it was asked for.
+# A stand-in for entering the node: it runs set-up on the tree, and records all other requests.
 ENTER = """\
 import json, os, sys
 root, *argv = sys.argv[1:]

@@ -50,7 +50,7 @@ def buckets(name: str, labels: str, low: str, high: str, fast: bool) -> dict[str
     }
 
 
-# Of each rule: series (a sample a minute) with which it fires within the hour, and others with which it never does.
+# For each rule: series (a sample a minute) with which it fires within the hour, and series with which it never fires.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "VirtshimDown": ({'up{job="virtshim", instance="n"}': "0x60"}, {'up{job="virtshim", instance="n"}': "1x30 0x3 1x26"}),
     "VirtshimPartDown": (

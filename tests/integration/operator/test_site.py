@@ -136,7 +136,7 @@ def options_of(command: Any) -> set[str]:
     return {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
-# Built anew by each call.
+# get_command builds a new command at each call, so it is called once.
 PROGRAM: Any = typer.main.get_command(app)
 
 

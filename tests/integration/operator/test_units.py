@@ -28,7 +28,7 @@ SERVICES = (
     "virtshim-proxy.service",
     "virtshim-agent.service",
 )
-# Each of these gives a service a mount namespace of its own (systemd.exec(5)).
+# Each of these settings gives a service a mount namespace of its own (systemd.exec(5)).
 PRIVATE_MOUNTS = {
     "BindPaths",
     "BindReadOnlyPaths",

@@ -24,8 +24,8 @@ pytestmark = [
 ]
 
 Files = Mapping[str, bytes]
-# What the script runs of other programs to change something. Between any two of them the guest may lose its power, or the
-# script its life, and somebody reads.
+# The programs by which the script changes something. Between any two of them the guest may lose its power, the script
+# may be killed, and somebody may read.
 _STEPS = ("mv", "rm", "ln", "mkdir", "tar", "chown", "chmod", "mount")
 _STEP = """#!/bin/sh
 number=$(($(cat {here}/steps) + 1))

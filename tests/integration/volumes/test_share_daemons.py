@@ -27,7 +27,7 @@ pytestmark = [
 ]
 NAME = "0123456789abcdef0123"
 UID = 2130706433
-# Another one than the distribution's.
+# A virtiofsd other than the distribution's.
 PROGRAM = os.environ.get("VIRTSHIM_TEST_VIRTIOFSD", "")
 
 

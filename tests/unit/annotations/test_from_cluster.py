@@ -153,7 +153,7 @@ def test_malformed_sources_are_refused_when_the_pod_is_created(annotations: dict
 
 
 FILES = "VirtletFilesFromDataSource"
-# As in Virtlet's guide, made by `kubectl create secret --from-file`, which keeps line breaks.
+# The Secret of Virtlet's guide, made by `kubectl create secret --from-file`, which keeps line breaks.
 GUIDE = {
     "locale": b'LANG="pl_PL.UTF-8"\n', "locale_path": b"/etc/locale.conf\n", "locale_encoding": b"plain\n",
     "host_conf": b"bXVsdGkgb2ZmCg==\n", "host_conf_path": b"/etc/host.conf",

@@ -40,7 +40,7 @@ COMMANDS = dict(walked(typer.main.get_command(main.app)))
 # `check` and `diag` tell it with what else they find; `up` and `setup` make things before they read. `agent` refuses faults of
 # the two settings that it has; virtshim on the same node refuses the others.
 OF_THEIR_OWN = {("check",), ("diag",), ("up",), ("setup",), ("agent",)}
-# What stands for words that must have a form, or of which one must be there although none is required by itself.
+# Valid arguments for commands that need words of a certain form, or one of several words.
 WORDS = {("save",): ["word"], ("port-forward",): ["word", "80"], ("cp",): ["word:/there", "/here"]}
 
 

@@ -8,8 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.operator
 
-# A process of its own: being a subreaper lasts for a process's life. `family` runs a child that leaves a grandchild
-# behind, which ends when the pipe it reads from is closed.
+# The test needs a separate process, because a subreaper stays one for its life. `family` runs a child that leaves a
+# grandchild behind. The grandchild ends when the pipe that it reads from is closed.
 PROLOGUE = """
 import os, subprocess, sys, time
 from virtshim.cli.daemons import Orphans

@@ -25,7 +25,7 @@ from virtshim.system.clock import SystemClock
 AGENT = "system:serviceaccount:virtshim-cluster:virtshim-agent"
 MAPPINGS = "virtletimagemappings"
 CLUSTER = Path(__file__).resolve().parents[3] / "deploy/kustomize/overlays/cluster"
-# As Virtlet's own clients write one: every field of its types, empty ones as null.
+# A spec as Virtlet's own clients write it: every field of its types, empty ones as null.
 SPEC: dict[str, Any] = {
     "prefix": "prod",
     "translations": [
@@ -299,7 +299,7 @@ def test_a_mirrored_file_that_somebody_has_opened_to_others_is_closed_again(
     assert (directory / "prod.yaml").stat().st_mode & 0o777 == 0o600
 
 
-# Ends itself, as SIGKILL does, before its Nth use of the directory.
+# Kills its own process, as SIGKILL does, before its Nth use of the directory.
 DOOMED = """
 import os, signal, sys
 from virtshim.cluster.image_mappings import ImageMappings

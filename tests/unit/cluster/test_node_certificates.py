@@ -290,7 +290,7 @@ def answered(api: KubernetesApi, name: str = "asked") -> tuple[list[tuple[str, s
             api.news.wait(0.05)
 
 
-# What differs from a right request of node n1, and the reason.
+# The difference from a right request of node n1, and the reason for its denial.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"request": csr("n2")}, "WrongName"),
     ({"request": csr("n1", "n2")}, "WrongName"),

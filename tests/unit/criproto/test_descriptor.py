@@ -19,7 +19,7 @@ from criproto.deviceplugin_v1beta1 import deviceplugin_pb2
 from criproto.podresources_v1 import podresources_pb2
 from criproto.runtime_v1 import api_pb2, api_pb2_grpc
 
-# Of each API: its compiled module, and how many messages and RPCs it has.
+# For each API: its compiled module, and the numbers of its messages and RPCs.
 APIS: dict[str, tuple[ModuleType, int, int]] = {
     "cri_v1": (api_pb2, 175, 43),
     "deviceplugin_v1beta1": (deviceplugin_pb2, 20, 6),

@@ -16,7 +16,7 @@ from virtshim.model.errors import WrongState
 
 TEXT = "0000:3b:00.1"
 ADDRESS = PciAddress.parse(TEXT)
-# Of a VF: SR-IOV has it answer with ones for vendor and device, and for nothing else.
+# The first bytes of a VF: with SR-IOV it answers with ones for vendor and device, and for nothing else.
 VIRTUAL = b"\xff\xff\xff\xff\x06\x00\x10\x00" + bytes(56)
 
 

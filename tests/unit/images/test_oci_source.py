@@ -27,7 +27,7 @@ from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, S
 from virtshim.model.image import ImageConfig
 from virtshim.model.image_name import ImageName
 
-# A window larger than any decoder takes that is not told to.
+# A zstd frame with a larger window than a decoder accepts by default.
 WIDE = b"\x28\xb5\x2f\xfd\0\xa8"
 SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 OTHER = b"\xeb\x3c" + bytes(1022)

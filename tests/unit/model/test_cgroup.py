@@ -58,7 +58,8 @@ def test_a_path_that_is_no_slice_has_no_libvirt_partition() -> None:
         libvirt_partition("/kubepods/pod1")
 
 
-# As kubelet makes them for each QoS class, with both drivers, and below a `cgroupRoot`; and what its VM lies in beside it.
+# The cgroups that kubelet makes for each QoS class, with both drivers, and below a `cgroupRoot`; and the cgroup of a
+# VM beside each.
 BY_KUBELET = [
     ("/kubepods/pod0f-1", "/kubepods"),
     ("/kubepods/burstable/pod0f-1", "/kubepods/burstable"),

@@ -15,7 +15,7 @@ from virtshim.model.sizing import cells_for, topology_of
 from virtshim.model.vm import NumaCell, VmSize
 
 MIB, GIB = 1 << 20, 1 << 30
-# As kernels number hyperthreads: CPUs 0 to 3 and 8 to 11 are on node 0.
+# Kernels number hyperthreads in this way: CPUs 0 to 3 and 8 to 11 are on node 0.
 NODES = {0: frozenset({0, 1, 2, 3, 8, 9, 10, 11}), 1: frozenset({4, 5, 6, 7, 12, 13, 14, 15})}
 SPANNING = Resources(cpu_quota=-1, cpuset_cpus="2-5", cpuset_mems="0-1")
 FOUR = VmSize(vcpus=4, memory_bytes=GIB)

@@ -24,7 +24,7 @@ GOOD: list[dict[str, Any]] = [
     },
     {"ignition": {"version": "3.4.0-experimental"}, "systemd": {"units": [{"name": "a.service", "enabled": True}]}},
 ]
-# Of old releases of Container Linux and Flatcar; Debian's Ignition is a newer one.
+# The version of old releases of Container Linux and Flatcar. Debian's Ignition is newer.
 OLD = {"ignition": {"version": "2.3.0"}}
 BAD = {
     "variant: fcos\nversion: 1.5.0\n": "translate a Butane configuration with butane",

@@ -18,7 +18,7 @@ from virtshim.setup.units import Systemctl
 pytestmark = pytest.mark.operator
 
 OURS = ("tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-proxy.service")
-# Who reads what, and when.
+# The readers of each file, and when they read it.
 READERS = {
     "systemd": ("/etc/systemd/system",),
     "systemd-logind.service": ("/etc/systemd/logind.conf.d",),

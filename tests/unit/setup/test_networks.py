@@ -19,7 +19,7 @@ eth0\t0000FEA9\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
 cni0\t0001F40A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 """
 NOWHERE = "0" * 32
-# Of eth0: its own network, link-local, its address, what a router leads to; multicast; loopback.
+# Routes of eth0: its own network, link-local, its address, a network behind a router, multicast, loopback.
 ROUTES6 = f"""20010db8000000070000000000000000 40 {NOWHERE} 00 {NOWHERE} 00000100 00000001 00000000 00000001     eth0
 fe800000000000000000000000000000 40 {NOWHERE} 00 {NOWHERE} 00000100 00000001 00000000 00000001     eth0
 20010db8000000070000000000000009 80 {NOWHERE} 00 {NOWHERE} 00000000 00000003 00000000 80200001     eth0

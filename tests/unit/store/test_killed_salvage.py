@@ -16,7 +16,7 @@ from virtshim.store.records import SqliteRecords
 
 PAGE = 4096
 _hears: list[Callable[[], object]] = []
-# As Python tells them before they are made.
+# Python's audit events, which come before each step.
 _STEPS = ("open", "os.rename", "os.remove", "sqlite3.connect")
 
 

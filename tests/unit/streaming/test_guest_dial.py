@@ -20,7 +20,7 @@ NAMES = {
     "python3": {"python3": sys.executable},
     "bash": {"bash": "bash", "cat": "cat"},
 }
-# Of those the one that cannot tell the other side that it has said all.
+# The program among these that cannot close one direction of a connection.
 NO_HALF_CLOSE = {"bash"}
 
 

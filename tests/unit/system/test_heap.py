@@ -67,14 +67,15 @@ def loaded(*_):
     print(*(name for name, module in sys.modules.items() if module is not None))
     sys.exit()
 """
-# With the imports that the command makes before it reads the settings.
+# The imports of a command before it reads the settings.
 _COMMAND = """
 import virtshim.cli.main
 from virtshim.cli import {name}
 {name}.load_settings = loaded
 {name}.{call}
 """
-# They have loaded everything when they refuse these words. What reads the command line is not theirs.
+# These programs have loaded everything when they refuse their arguments. The parser of the command line is not
+# theirs.
 _CLUSTER = """
 import virtshim.cli.main
 from virtshim.cli import cluster
@@ -92,7 +93,7 @@ _STARTS = {
     "tapmanager": "import tapmanager.__main__; loaded()",
     "virtshim-shares": "import tapmanager.shares.__main__; loaded()",
 }
-# Installed beside the daemons, for other programs or for few nodes, or needed for some requests only.
+# Libraries that are installed beside the daemons, but serve other programs, few nodes, or some requests only.
 _OPTIONAL = (
     "aiohttp", "alembic", "backports.zstd", "colorama", "compression.zstd", "cryptography", "greenlet", "lxml", "opentelemetry",
     "prometheus_client", "pycdlib", "pygments", "re2", "rich", "virtshim.cli.config", "virtshim.cli.diag", "virtshim.setup",

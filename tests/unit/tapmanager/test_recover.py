@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 GOOD, BAD, OTHER = (digits * 32 for digits in ("0a", "1b", "2c"))
 MAC = "02:00:00:00:00:01"
-# Its tap is one that is there, wherever this runs.
+# The NIC's tap is `lo`, which exists on every machine.
 NIC = Nic("eth0", MAC, MAC, "br0", MAC, "lo", 1500, (), (), (), ())
 
 

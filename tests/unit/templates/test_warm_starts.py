@@ -190,7 +190,7 @@ def test_a_guest_whose_qemu_cannot_be_ended_does_not_boot_from_the_disk_of_the_t
     assert not world.outside.vms.power(world.domain(container)).is_on
 
 
-# Each ends a pod whose guest is still being made.
+# Each call ends a pod whose guest is still being made.
 ENDS: list[Callable[[World, ContainerId], object]] = [
     lambda world, container: world.do.stop_container.stop(world.container(container), 30.0),
     lambda world, container: world.do.stop_container.stop(world.container(container), 0.0),

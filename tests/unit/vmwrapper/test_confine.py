@@ -189,7 +189,7 @@ assert os.getpid() and os.listdir("/")
 
 
 NUMBERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-# By name, which the list has in its comments alone.
+# The system calls by name; the list has their names only in its comments.
 WAYS_OUT = """
     ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal add_key request_key keyctl
     bpf perf_event_open userfaultfd fanotify_init io_uring_setup io_uring_enter io_uring_register mount umount2 pivot_root chroot

@@ -1,8 +1,7 @@
-"""Runs with one version of cloud-init on its path: gives each network-config, and each config drive's network, to each
-renderer that the version has.
+"""Runs with one version of cloud-init on its path, and gives each network-config, and each config drive's network, to
+each renderer of that version.
 
-render.py DOCUMENTS OUT     OUT/<document>/<renderer>/ is a root directory then; errors are told as JSON
-"""
+render.py DOCUMENTS OUT     OUT/<document>/<renderer>/ is a root directory then; errors are told as JSON"""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_a_truncated_or_missing_definition_hides_no_other_definition(tmp_path: P
     assert "not XML" in found["a-cut/definition.txt"]
 
 
-# A daemon that tells of its threads; one that hangs where no Python runs; one that has never heard of it.
+# Three daemons: one reports its threads, one hangs where no Python runs, one does not know the request.
 _TELLS = "from tapmanager import thread_dump; thread_dump.write_when_asked({socket!r})\n"
 _LOCK = (
     "from virtshim.system.files import lock_file; lock = lock_file({socket!r} + '.lock'); print('ready', flush=True)\n"

@@ -337,7 +337,7 @@ def test_a_directory_whose_name_is_not_utf_8_is_refused_as_such(push, pull, stor
     assert store.path(tree, "latest/../../etc").endswith("/root/etc")
 
 
-# As systemd has it under RestrictSUIDSGID, since a mode in memory cannot be judged.
+# openat2 fails as under systemd's RestrictSUIDSGID, which cannot check a mode in memory.
 WITHOUT_OPENAT2 = """
 import sys
 from pathlib import Path

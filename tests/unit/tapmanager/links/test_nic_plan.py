@@ -59,7 +59,7 @@ BRIDGE_LINK = link(
 )
 
 
-# As the plugin leaves it: all routes are the table's.
+# What the plugin `sbr` leaves: all routes are in its table.
 SBR = Policies(
     (PolicyRule(4, 32765, 100, "10.88.0.5/32"),),
     (TableRoute(100, "0.0.0.0/0", "10.88.0.1"), TableRoute(100, "10.88.0.0/16", source="10.88.0.5")),

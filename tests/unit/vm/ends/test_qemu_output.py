@@ -22,7 +22,7 @@ from virtshim.vm.qemu_output import QemuOutput
 
 NAME = "virtshim-x"
 DOMAIN = uuid.UUID("11111111-2222-5333-8444-555555555555")
-# As vmwrapper does it; then it says as much as it is told to, and waits.
+# Redirects its output as vmwrapper does, writes what it is told to, and waits.
 QEMU = """
 import os, sys
 path, byte, count, stays = sys.argv[1:5]
