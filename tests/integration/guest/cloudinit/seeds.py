@@ -1,6 +1,7 @@
 """Runs with one version of cloud-init on its path, reads each seed as the guest's data source does, and carries it out.
 
-seeds.py SEEDS OUT     SEEDS/<name>/ has a seed's files; OUT/<name>/ is the guest's root directory for write_files; told as JSON"""
+seeds.py SEEDS OUT     SEEDS/<name>/ has a seed's files; OUT/<name>/ is the guest's root directory for write_files; told as JSON
+"""
 
 from __future__ import annotations
 
