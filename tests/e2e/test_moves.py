@@ -11,7 +11,7 @@ from fakes.background import Background
 from fakes.cri import refused
 from guest import BOOT, ping
 from imageserver import serve_directory
-from podclient import log_lines, wait_for_log, wait_until
+from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 from test_outlive import COUNTER, DEBIAN_BOOT, ONLINE, Pods
 from test_uefi import RESETS
 
@@ -122,6 +122,56 @@ def test_a_saved_guest_continues_on_another_node(image_url, journey):
     wait_until(lambda: ping(away.cri.pod_status(away.pod).network.ip), 60, "the guest has the new pod's address")
     (vm,) = here.disks()
     wait_until(lambda: os.listdir(f"{here.node.directory}/state/vms/{vm}") == ["vm.json"], 30, "only the record stays")
+    trip.end()
+
+
+CPU = b"\x0acpu_common"  # the name of a section in QEMU's stream, after all memory
+
+
+def no_stream(chunk: bytes) -> bytes:
+    return os.urandom(len(chunk))
+
+
+def no_devices(chunk: bytes) -> bytes:
+    memory, name, devices = chunk.partition(CPU)
+    return memory + name + os.urandom(len(devices))
+
+
+def no_more(chunk: bytes) -> bytes | None:
+    return None if CPU in chunk else chunk
+
+
+@pytest.mark.hostile
+def test_memory_that_a_taken_over_node_made_up_ends_only_the_qemu_that_reads_it(
+    image_url, journey, other_node, peer_nodes
+):
+    trip = journey(f"{image_url}/guest.qcow2", {})
+    boot = trip.begin()
+    here, away = trip.here, trip.away
+    config = pod_config("neighbour", f"{away.node.directory}/logs/neighbour")
+    neighbour = away.cri.run_pod(config)
+    away.cri.start(away.cri.create(neighbour, container_config(away.cri.pull(f"{image_url}/null.qcow2")), config))
+    running = away.node.qemu_pids()
+    assert len(running) == 1
+    with peer_nodes.taken_over() as evil:
+        away.next({**VM, "virtshim.io/restore-from": "taken-over"})
+        for attempt, evil.mangle in enumerate((no_stream, no_devices, no_more)):
+            if attempt:
+                away.create(attempt)
+            away.start()
+            wait_until(
+                lambda: away.cri.status(away.container).state == pb.CONTAINER_EXITED, 120, "the container has ended"
+            )
+            status = away.cri.status(away.container)
+            assert status.reason == "Error", status
+            assert "the virtual machine did not arrive from its other node: " in status.message
+            assert away.node.qemu_pids() == running
+            assert here.has(boot), "the guest runs on where it is"
+        evil.mangle = bytes
+        away.create(3)
+        away.start()
+        wait_until(lambda: away.has(boot), 120, "it arrives if nothing was changed")
+    away.cri.remove_pod(neighbour)
     trip.end()
 
 
