@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import tempfile
-from collections.abc import Iterator
 
 from bare import BareLibvirt
 from ears import TALK, Ears, console
 from figures import Figures
-from node import VIRTSHIM, Node, free_cidr
+from node import VIRTSHIM, Node
 from outlive import virsh_ms
-from peer_nodes import PeerNodes
+from own_node import two_nodes
 from podclient import PodClient, container_config, pod_config
 
 _VM = {"virtshim.io/vm": "bench"}
@@ -24,7 +20,7 @@ _LIMIT = 120.0
 def move_rounds(directory: str, cri: PodClient, node: Node, image: str, rounds: int, figures: Figures) -> None:
     """`directory`, `node`, `cri`: of the measurement, where the bare VM is."""
     with (
-        _nodes() as (here, there),
+        two_nodes() as (here, there),
         BareLibvirt(directory, node) as bare,
         PodClient(here.socket) as first,
         PodClient(there.socket) as second,
@@ -35,24 +31,6 @@ def move_rounds(directory: str, cri: PodClient, node: Node, image: str, rounds: 
             figures.add("move_standstill_ms", ours, "ms")
             figures.add("virsh_save_and_restore_ms", theirs, "ms")
             figures.add("move_standstill_ratio", ours / theirs, "ratio")
-
-
-@contextlib.contextmanager
-def _nodes() -> Iterator[tuple[Node, Node]]:
-    with tempfile.TemporaryDirectory(prefix="vs-bench-", dir="/var/tmp", ignore_cleanup_errors=True) as directory:
-        os.chmod(directory, 0o711)
-        peers, quiet = PeerNodes(directory), '[metrics]\naddress = ""\nproxy_address = ""\n'
-        with contextlib.ExitStack() as stack:
-            nodes = []
-            for name, uid in (("here", 1_900_000_000), ("there", 1_910_000_000)):
-                config = f"{quiet}[libvirt]\nfirst_vm_uid = {uid}\n{peers.settings(name)}"
-                node = Node(f"{directory}/{name}", pod_cidr=free_cidr(), config=config)
-                stack.callback(node.down)
-                node.up()
-                node.make_bridge()
-                stack.callback(node.stop)
-                nodes.append(node)
-            yield nodes[0], nodes[1]
 
 
 def _standstill(first: tuple[PodClient, Node], second: tuple[PodClient, Node], image: str, number: int) -> float:

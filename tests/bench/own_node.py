@@ -1,4 +1,4 @@
-"""A node for measurements alone, in a temporary directory."""
+"""Nodes for measurements alone, in temporary directories."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 from node import Node, free_cidr
+from peer_nodes import PeerNodes
 
 
 @contextlib.contextmanager
@@ -22,3 +23,22 @@ def own_node(within: str = "/var/tmp", config: str = "") -> Iterator[tuple[Node,
         finally:
             node.stop()
             node.down()
+
+
+@contextlib.contextmanager
+def two_nodes() -> Iterator[tuple[Node, Node]]:
+    """`here` and `there`, which move VMs to each other."""
+    with tempfile.TemporaryDirectory(prefix="vs-bench-", dir="/var/tmp", ignore_cleanup_errors=True) as directory:
+        os.chmod(directory, 0o711)
+        peers, quiet = PeerNodes(directory), '[metrics]\naddress = ""\nproxy_address = ""\n'
+        with contextlib.ExitStack() as stack:
+            nodes = []
+            for name, uid in (("here", 1_900_000_000), ("there", 1_910_000_000)):
+                config = f"{quiet}[libvirt]\nfirst_vm_uid = {uid}\n{peers.settings(name)}"
+                node = Node(f"{directory}/{name}", pod_cidr=free_cidr(), config=config)
+                stack.callback(node.down)
+                node.up()
+                node.make_bridge()
+                stack.callback(node.stop)
+                nodes.append(node)
+            yield nodes[0], nodes[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bare import BareLibvirt
 from boot import boot_round
+from drains import drain_rounds
 from exec_true import exec_rounds
 from exit_events import exit_round
 from figures import Figures
@@ -126,6 +127,10 @@ def fleet(place: Place, rounds: int, figures: Figures) -> None:
     fleet_round(place.node.socket, figures)
 
 
+def drains(place: Place, rounds: int, figures: Figures) -> None:
+    drain_rounds(place.image(place.guest), rounds, figures)
+
+
 def moves(place: Place, rounds: int, figures: Figures) -> None:
     move_rounds(place.directory, place.cri, place.node, place.image(place.guest), rounds, figures)
 
@@ -164,6 +169,7 @@ SECTIONS: dict[str, Section] = {
         outlive,
         moves,
         fleet,
+        drains,
         warm,
         peer_stream,
         shares,
