@@ -43,14 +43,12 @@ class ContainerCalls(ServicerPart):
     def StartContainer(
         self, request: pb.StartContainerRequest, context: grpc.ServicerContext
     ) -> pb.StartContainerResponse:
-        del context
         self._services.start_container.start(get_container(self._services.records, request.container_id))
         return pb.StartContainerResponse()
 
     def StopContainer(
         self, request: pb.StopContainerRequest, context: grpc.ServicerContext
     ) -> pb.StopContainerResponse:
-        del context
         found = find_container(self._services.records, request.container_id)
         if found is not None:
             self._services.stop_container.stop(found, max(0, request.timeout))
@@ -59,7 +57,6 @@ class ContainerCalls(ServicerPart):
     def RemoveContainer(
         self, request: pb.RemoveContainerRequest, context: grpc.ServicerContext
     ) -> pb.RemoveContainerResponse:
-        del context
         found = find_container(self._services.records, request.container_id)
         if found is not None:
             self._services.remove_container.remove(found)
@@ -68,14 +65,12 @@ class ContainerCalls(ServicerPart):
     def ReopenContainerLog(
         self, request: pb.ReopenContainerLogRequest, context: grpc.ServicerContext
     ) -> pb.ReopenContainerLogResponse:
-        del context
         self._services.reopen_container_log.reopen(get_container(self._services.records, request.container_id))
         return pb.ReopenContainerLogResponse()
 
     def ContainerStatus(
         self, request: pb.ContainerStatusRequest, context: grpc.ServicerContext
     ) -> pb.ContainerStatusResponse:
-        del context
         container = get_container(self._services.records, request.container_id)
         info = self._container_info(container) if request.verbose else {}
         return pb.ContainerStatusResponse(status=to_proto.container_status(container), info=info)
@@ -83,7 +78,6 @@ class ContainerCalls(ServicerPart):
     def ListContainers(
         self, request: pb.ListContainersRequest, context: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
-        del context
         if not request.filter.ByteSize():
             return self._all_containers.answer()
         return pb.ListContainersResponse(containers=self._container_items(request.filter))
@@ -91,14 +85,12 @@ class ContainerCalls(ServicerPart):
     def StreamContainers(
         self, request: pb.StreamContainersRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamContainersResponse]:
-        del context
         for batch in batches(self._container_items(request.filter)):
             yield pb.StreamContainersResponse(containers=batch)
 
     def UpdateContainerResources(
         self, request: pb.UpdateContainerResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdateContainerResourcesResponse:
-        del context
         container = get_container(self._services.records, request.container_id)
         if request.HasField("windows"):
             raise InvalidRequest("UpdateContainerResources: windows is set, this node runs Linux; send linux")

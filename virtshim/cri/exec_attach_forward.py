@@ -30,7 +30,6 @@ class ExecAttachForwardCalls(ServicerPart):
         return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
 
     def Exec(self, request: pb.ExecRequest, context: grpc.ServicerContext) -> pb.ExecResponse:
-        del context
         container = get_container(self._services.records, request.container_id)
         wanted = ExecRequest(
             container.id, tuple(request.cmd), _streams(request), pod_of(self._services.records, container)
@@ -39,7 +38,6 @@ class ExecAttachForwardCalls(ServicerPart):
         return pb.ExecResponse(url=self._services.streaming.offer(wanted))
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachResponse:
-        del context
         container = get_container(self._services.records, request.container_id)
         wanted = AttachStreams(
             container.id,
@@ -56,7 +54,6 @@ class ExecAttachForwardCalls(ServicerPart):
         return pb.AttachResponse(url=self._services.streaming.offer(wanted))
 
     def PortForward(self, request: pb.PortForwardRequest, context: grpc.ServicerContext) -> pb.PortForwardResponse:
-        del context
         sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")

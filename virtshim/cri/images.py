@@ -36,13 +36,11 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         self._handlers = handlers
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
-        del context
         return pb.ListImagesResponse(images=self._items(request.filter))
 
     def StreamImages(
         self, request: pb.StreamImagesRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamImagesResponse]:
-        del context
         for batch in batches(self._items(request.filter)):
             yield pb.StreamImagesResponse(images=batch)
 
@@ -54,7 +52,6 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
         """For a missing image, the answer has no `image`; it is never NotFound."""
-        del context
         found = self._images.find(_reference(request.image))
         if found is None:
             return pb.ImageStatusResponse()
@@ -77,12 +74,10 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         return pb.PullImageResponse(image_ref=image.id.value)
 
     def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:
-        del context
         self._images.remove(_reference(request.image))
         return pb.RemoveImageResponse()
 
     def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
-        del request, context
         return pb.ImageFsInfoResponse(
             image_filesystems=[to_proto.filesystem_usage(self._images.files.filesystem_usage())],
             container_filesystems=[to_proto.filesystem_usage(self._container_filesystem_usage())],

@@ -20,7 +20,6 @@ class NodeCalls(ServicerPart):
     """Calls about the runtime itself."""
 
     def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionResponse:
-        del request, context
         # kubelet expects exactly this `version`, whatever version it sends.
         return pb.VersionResponse(
             version="0.1.0",
@@ -30,7 +29,6 @@ class NodeCalls(ServicerPart):
         )
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
-        del context
         now = self._services.node.conditions()
         conditions = [
             pb.RuntimeCondition(type=c.name, status=not c.trouble, reason=c.reason, message=c.trouble) for c in now
@@ -51,7 +49,6 @@ class NodeCalls(ServicerPart):
     def RuntimeConfig(
         self, request: pb.RuntimeConfigRequest, context: grpc.ServicerContext
     ) -> pb.RuntimeConfigResponse:
-        del request, context
         driver = pb.SYSTEMD if self._services.node.systemd_cgroups else pb.CGROUPFS
         return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
@@ -59,7 +56,6 @@ class NodeCalls(ServicerPart):
         self, request: pb.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
     ) -> pb.UpdateRuntimeConfigResponse:
         """kubelet sends the node's pod CIDR. It is only logged, because the CNI configuration decides."""
-        del context
         log.info("node.pod_cidr", cidr=request.runtime_config.network_config.pod_cidr[:200])
         return pb.UpdateRuntimeConfigResponse()
 
@@ -77,7 +73,6 @@ class EventCalls(ServicerPart):
     ) -> Iterator[pb.ContainerEventResponse]:
         """The initial metadata says that the client misses nothing from now on. A client that fell behind and reads
         nothing at all is disconnected after its grace: until then its thread waits in the middle of a message."""
-        del request
         cut = threading.Timer(self._broadcaster.grace, context.cancel)
         cut.daemon = True
         subscription = self._broadcaster.subscribe(on_drop=cut.start)

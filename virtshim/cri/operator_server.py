@@ -78,7 +78,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     # --- reading
 
     def StartUps(self, request: pb.StartUpsRequest, context: grpc.ServicerContext) -> pb.StartUpsResponse:
-        del context
         found = (
             [self.services.start_ups.start_up(self._pod(request.id)[0].id)]
             if request.id
@@ -88,7 +87,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.StartUpsResponse(start_ups=[_start_up(one, now) for one in found])
 
     def Pulls(self, request: pb.PullsRequest, context: grpc.ServicerContext) -> pb.PullsResponse:
-        del request, context
         return pb.PullsResponse(
             pulls=[
                 pb.Pull(image=one.image, received=one.received, total=one.total, began_at=one.began_at)
@@ -97,7 +95,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         )
 
     def Inspect(self, request: pb.InspectRequest, context: grpc.ServicerContext) -> pb.InspectResponse:
-        del context
         sandbox, container = self._pod(request.id)
         facts = self.services.inspection.facts(sandbox, container, self.services.clock.monotonic())
         return pb.InspectResponse(json=json.dumps(facts))
@@ -120,18 +117,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         yield from map(_action, self.services.action_log.follow(since, left))
 
     def DumpXml(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.DumpXmlResponse:
-        del context
         return pb.DumpXmlResponse(xml=self.services.control.definition(self._vm(request.id).domain_uuid))
 
     def Screenshot(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ScreenshotResponse:
-        del context
         container = self._with_screen(request.id)
         return pb.ScreenshotResponse(png=self.services.screenshots.take(container.id, _SCREENSHOT))
 
     def OpenScreen(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.OpenScreenResponse:
         """Works without the pod author's consent, because the caller is root on the node. The annotation only gives the VM its
         video card, and admits users who may forward the pod's ports."""
-        del context
         container = self._with_screen(request.id)
         sandbox = existing_sandbox(self.services.records, container.sandbox_id)
         address = sandbox.network.ips[0] if sandbox.network and sandbox.network.ips else ""
@@ -139,7 +133,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.OpenScreenResponse(url=self.services.streaming.offer(wanted))
 
     def Vms(self, request: pb.VmsRequest, context: grpc.ServicerContext) -> pb.VmsResponse:
-        del request, context
         return pb.VmsResponse(vms=map(_lasting_vm, self.services.vms.all()))
 
     def end_streams(self) -> None:
@@ -149,35 +142,27 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     # --- acting
 
     def Pause(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.pause(self._vm(request.id)))
 
     def Resume(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.resume(self._vm(request.id)))
 
     def Reset(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.reset(self._vm(request.id)))
 
     def Reboot(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.reboot(self._vm(request.id)))
 
     def Freeze(self, request: pb.FreezeRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.freeze(self._vm(request.id), request.seconds))
 
     def Thaw(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.thaw(self._vm(request.id)))
 
     def Save(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.save(self._vm(request.id)))
 
     def SaveAll(self, request: pb.SaveAllRequest, context: grpc.ServicerContext) -> pb.SaveAllResponse:
-        del context
         if not request.seconds:
             raise InvalidRequest("seconds: must be at least 1")
         done = self.services.actions.save_all(request.seconds)
@@ -185,7 +170,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.SaveAllResponse(results=results)
 
     def Renew(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.actions.renew(self._vm(request.id)))
 
     def LoadImage(self, requests: Iterator[pb.LoadImageRequest], context: grpc.ServicerContext) -> pb.LoadImageResponse:
@@ -195,11 +179,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.LoadImageResponse(id=image.id.value)
 
     def RemoveVm(self, request: pb.RemoveVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))
 
     def TakeVm(self, request: pb.TakeVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
-        del context
         return _outcome(self.services.receiving.take(request.namespace, request.name, request.container))
 
     def Adopt(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptResponse:

@@ -71,7 +71,6 @@ class SandboxCalls(ServicerPart):
     def StreamPodSandboxes(
         self, request: pb.StreamPodSandboxesRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamPodSandboxesResponse]:
-        del context
         for batch in batches(self._sandbox_items(request.filter)):
             yield pb.StreamPodSandboxesResponse(pod_sandboxes=batch)
 
@@ -86,7 +85,6 @@ class SandboxCalls(ServicerPart):
     def UpdatePodSandboxResources(
         self, request: pb.UpdatePodSandboxResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdatePodSandboxResourcesResponse:
-        del context
         sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
         overhead = to_domain.resources(request.overhead, "UpdatePodSandboxResources", "overhead")
         resources = to_domain.resources(request.resources, "UpdatePodSandboxResources", "resources")

@@ -48,7 +48,6 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     def AddSshKeys(
         self, request: admin_pb2.AddSshKeysRequest, context: grpc.ServicerContext
     ) -> admin_pb2.AddSshKeysResponse:
-        del context
         check_user(request.user)
         keys = parse_keys("\n".join(request.keys))
         if not 1 <= len(keys) <= _MAX_KEYS:
@@ -61,7 +60,6 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     def AttachConsole(
         self, request: admin_pb2.AttachConsoleRequest, context: grpc.ServicerContext
     ) -> admin_pb2.AttachConsoleResponse:
-        del context
         container = get_running_container(self._records, request.container_id)
         config = container.config
         if request.stdin and not config.stdin:

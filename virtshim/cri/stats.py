@@ -135,7 +135,6 @@ class StatsCalls(ServicerPart):
     def ContainerStats(
         self, request: pb.ContainerStatsRequest, context: grpc.ServicerContext
     ) -> pb.ContainerStatsResponse:
-        del context
         container = get_container(self._services.records, request.container_id)
         (use,) = self._services.usage.containers([container])
         return pb.ContainerStatsResponse(stats=container_stats(use))
@@ -143,20 +142,17 @@ class StatsCalls(ServicerPart):
     def ListContainerStats(
         self, request: pb.ListContainerStatsRequest, context: grpc.ServicerContext
     ) -> pb.ListContainerStatsResponse:
-        del context
         return pb.ListContainerStatsResponse(stats=self._of_containers(request.filter))
 
     def StreamContainerStats(
         self, request: pb.StreamContainerStatsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamContainerStatsResponse]:
-        del context
         for batch in batches(self._of_containers(request.filter)):
             yield pb.StreamContainerStatsResponse(container_stats=batch)
 
     def PodSandboxStats(
         self, request: pb.PodSandboxStatsRequest, context: grpc.ServicerContext
     ) -> pb.PodSandboxStatsResponse:
-        del context
         sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
         (use,) = self._services.usage.sandboxes([sandbox])
         return pb.PodSandboxStatsResponse(stats=sandbox_stats(use))
@@ -170,14 +166,12 @@ class StatsCalls(ServicerPart):
     def StreamPodSandboxStats(
         self, request: pb.StreamPodSandboxStatsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamPodSandboxStatsResponse]:
-        del context
         for batch in batches(self._of_sandboxes(request.filter)):
             yield pb.StreamPodSandboxStatsResponse(pod_sandbox_stats=batch)
 
     def ListMetricDescriptors(
         self, request: pb.ListMetricDescriptorsRequest, context: grpc.ServicerContext
     ) -> pb.ListMetricDescriptorsResponse:
-        del request, context
         described = [
             *(pb.MetricDescriptor(name=f.name, help=f.help, label_keys=f.label_keys) for f in CONTAINER_FAMILIES),
             *(pb.MetricDescriptor(name=f.name, help=f.help, label_keys=f.label_keys) for f in POD_FAMILIES),
@@ -187,13 +181,11 @@ class StatsCalls(ServicerPart):
     def ListPodSandboxMetrics(
         self, request: pb.ListPodSandboxMetricsRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxMetricsResponse:
-        del request
         return pb.ListPodSandboxMetricsResponse(pod_metrics=self._all_metrics(adopted=shows_adopted(context)))
 
     def StreamPodSandboxMetrics(
         self, request: pb.StreamPodSandboxMetricsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StreamPodSandboxMetricsResponse]:
-        del request, context
         for batch in batches(self._all_metrics()):
             yield pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=batch)
 
