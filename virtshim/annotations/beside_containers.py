@@ -5,7 +5,6 @@ passt carries the guest's network there. It takes the guest's ports in the pod's
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
@@ -16,7 +15,7 @@ from virtshim.annotations.names import (
     STATE_VOLUME_ANNOTATION,
     WARM_START_ANNOTATION,
 )
-from virtshim.annotations.options import Reader, VmOptions, shown
+from virtshim.annotations.options import Reader, VmOptions, sets, shown
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.network import GuestPorts
 from virtshim.model.sandbox import PortMapping
@@ -33,9 +32,9 @@ _CONTAINER_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _OF_MESHES: Final = frozenset({*range(15000, 15010), 15020, 15021, 15053, 15090, 4140, 4143, 4190, 4191})
 
 
-def _ports(options: VmOptions, text: str) -> VmOptions:
+def _ports(text: str) -> GuestPorts:
     found = [_port(word.strip()) for word in text.split(",")] if text.strip() else []
-    return dataclasses.replace(options, ports=_of_guest(found, "write each once"))
+    return _of_guest(found, "write each once")
 
 
 def _port(word: str) -> tuple[int, str]:
@@ -57,13 +56,16 @@ def _of_guest(found: Collection[tuple[int, str]], remedy: str) -> GuestPorts:
     return GuestPorts(**by_protocol)
 
 
-def _vm_container(options: VmOptions, text: str) -> VmOptions:
+def _vm_container(text: str) -> str:
     if not _CONTAINER_NAME.fullmatch(text):
         raise InvalidRequest(f"{shown(text)} is not the name of a container; write that of the pod's VM")
-    return dataclasses.replace(options, vm_container=text)
+    return text
 
 
-READERS: Final[Mapping[str, Reader]] = {PORTS_ANNOTATION: _ports, VM_CONTAINER_ANNOTATION: _vm_container}
+READERS: Final[Mapping[str, Reader]] = {
+    PORTS_ANNOTATION: sets("ports", _ports),
+    VM_CONTAINER_ANNOTATION: sets("vm_container", _vm_container),
+}
 
 
 def guest_ports(options: VmOptions, declared: Iterable[PortMapping]) -> GuestPorts:

@@ -1,20 +1,16 @@
-"""The table of annotations about hardware in docs/annotations.md. Pure."""
+"""Annotations about a VM's hardware. Pure. The table in docs/annotations.md is made of `ANNOTATIONS`."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from virtshim.annotations.options import flag, one_of, shown
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import Cache, Clock, DiskIo, Firmware, HardwareOptions, NicModel, Topology, Video
-
-# Annotations about a VM's hardware -> HardwareOptions. Pure. InvalidRequest says what is wrong, and the remedy.
-#
-# `ANNOTATIONS` is all there are: the table in docs/annotations.md is made of it (`table`).
 
 FIRMWARE: Final = "virtshim.io/firmware"
 TPM: Final = "virtshim.io/tpm"
@@ -34,90 +30,68 @@ _BOOT_PATH: Final = re.compile("/boot/[A-Za-z0-9_+][A-Za-z0-9._+-]{0,199}")
 _MOST_ARGS: Final = 2047
 _TOPOLOGY: Final = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})x([1-9][0-9]{0,2})")
 
-Reader = Callable[[HardwareOptions, str], HardwareOptions]
-
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """`values`, `default` and `meaning`: for people, in Markdown. `example`: a valid value other than the default."""
+    """`field`: of HardwareOptions. `values`, `default` and `meaning`: for people, in Markdown. `example`: a valid value other
+    than the default. `read`: makes the field's value of the text; its InvalidRequest has the fault and the remedy."""
 
     name: str
+    field: str
     values: str
     default: str
     meaning: str
     example: str
-    read: Reader
+    read: Callable[[str], Any]
 
 
-def _choice(name: str, field: str, kind: type[Enum], default: Enum, meaning: str) -> Annotation:
-    """A reader of an Enum's words. An empty text means the default."""
-    words = [str(one.value) for one in kind]
-
-    def read(options: HardwareOptions, text: str) -> HardwareOptions:
-        if text not in ("", *words):
-            raise InvalidRequest(f"{text[:80]!r} is none of {', '.join(words)}; write one of them, or remove it")
-        return _with(options, field, kind(text) if text else default)
-
-    example = next(word for word in words if word != default.value)
-    return Annotation(name, ", ".join(f"`{word}`" for word in words), f"`{default.value}`", meaning, example, read)
+def _choice(name: str, field: str, default: Enum, meaning: str) -> Annotation:
+    """One of the words of the default's Enum. An empty text means the default."""
+    kinds = {str(kind.value): kind for kind in type(default)}
+    example = next(word for word, kind in kinds.items() if kind is not default)
+    read = one_of({"": default, **kinds}, f"none of {', '.join(kinds)}; write one of them, or remove it")
+    words = ", ".join(f"`{word}`" for word in kinds)
+    return Annotation(name, field, words, f"`{default.value}`", meaning, example, read)
 
 
 def _flag(name: str, field: str, meaning: str) -> Annotation:
-    def read(options: HardwareOptions, text: str) -> HardwareOptions:
-        if text not in ("true", "false", ""):
-            raise InvalidRequest(f"{text[:80]!r} is neither true nor false; write true, or remove it")
-        return _with(options, field, text == "true")
-
-    return Annotation(name, "`true`, `false`", "`false`", meaning, "true", read)
+    return Annotation(name, field, "`true`, `false`", "`false`", meaning, "true", flag)
 
 
-def _with(options: HardwareOptions, field: str, value: Any) -> HardwareOptions:
-    return dataclasses.replace(options, **{field: value})
-
-
-def _topology(options: HardwareOptions, text: str) -> HardwareOptions:
+def _topology(text: str) -> Topology | None:
     if not text:
-        return options
+        return None
     found = _TOPOLOGY.fullmatch(text)
     if found is None or (topology := Topology(*map(int, found.groups()))).count > _MOST_OF_A_TOPOLOGY:
         raise InvalidRequest(
-            f"{text[:80]!r} is not SOCKETSxCORESxTHREADS; write one like 1x2x2, at most {_MOST_OF_A_TOPOLOGY} in all"
+            f"{shown(text)} is not SOCKETSxCORESxTHREADS; write one like 1x2x2, at most {_MOST_OF_A_TOPOLOGY} in all"
         )
-    return _with(options, "topology", topology)
+    return topology
 
 
-def _watchdog(options: HardwareOptions, text: str) -> HardwareOptions:
-    if text not in ("", "reset"):
-        raise InvalidRequest(
-            f"{text[:80]!r} is not a watchdog action; write reset, or remove it (ending the VM would look like the guest's end)"
-        )
-    return _with(options, "watchdog", text == "reset")
-
-
-def _boot_file(field: str, example: str) -> Reader:
-    def read(options: HardwareOptions, text: str) -> HardwareOptions:
+def _boot_file(example: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
         if text and not _BOOT_PATH.fullmatch(text):
-            raise InvalidRequest(f"{text[:80]!r} is not a file of the image's /boot; write one like {example}")
-        return _with(options, field, text)
+            raise InvalidRequest(f"{shown(text)} is not a file of the image's /boot; write one like {example}")
+        return text
 
     return read
 
 
-def _kernel_args(options: HardwareOptions, text: str) -> HardwareOptions:
+def _kernel_args(text: str) -> str:
     """The arguments are a word of QEMU's command line, which vmwrapper reads."""
     if not (text.isascii() and (text == "" or text.isprintable())) or len(text) > _MOST_ARGS or text.startswith("-"):
         raise InvalidRequest(
-            f"{text[:80]!r} is not a kernel command line; write printable ASCII, at most {_MOST_ARGS} characters, not "
+            f"{shown(text)} is not a kernel command line; write printable ASCII, at most {_MOST_ARGS} characters, not "
             "beginning with -"
         )
-    return _with(options, "kernel_args", text)
+    return text
 
 
 ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     _choice(
         FIRMWARE,
         "firmware",
-        Firmware,
         Firmware.BIOS,
         "what starts the guest ([UEFI and TPM](hardware.md#uefi-and-tpm))",
     ),
@@ -125,7 +99,6 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     _choice(
         CACHE,
         "cache",
-        Cache,
         Cache.WRITEBACK,
         "how QEMU writes files that are disks: `none` bypasses the node's page cache, `writethrough` waits for each write, "
         "`directsync` does both. `none` and `directsync` need a file system with O_DIRECT. Block volumes are always `none`, "
@@ -134,34 +107,36 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     _choice(
         IO,
         "io",
-        DiskIo,
         DiskIo.THREADS,
         f"what writes files that are disks: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
     ),
     _choice(
         NIC_MODEL,
         "nic_model",
-        NicModel,
         NicModel.VIRTIO,
         "the model of the pod's NICs, for guests without virtio drivers. Devices of the host keep theirs",
     ),
     _choice(
         VIDEO,
         "video",
-        Video,
         Video.VGA,
         "the video card of `virtshim.io/vnc`; without that annotation `virtio` is refused",
     ),
     Annotation(
         "virtshim.io/watchdog",
+        "watchdog",
         "`reset`",
         "none",
         "an i6300esb watchdog: if the guest's watchdog daemon stops feeding it, the guest is reset",
         "reset",
-        _watchdog,
+        one_of(
+            {"": False, "reset": True},
+            "not a watchdog action; write reset, or remove it (ending the VM would look like the guest's end)",
+        ),
     ),
     Annotation(
         TOPOLOGY,
+        "topology",
         "`SOCKETSxCORESxTHREADS`",
         "one socket, one thread per core",
         "how the guest sees its vCPUs. The product must be the most vCPUs that it can have (`virtshim.io/max-vcpus`; the node's "
@@ -177,7 +152,6 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     _choice(
         "virtshim.io/clock",
         "clock",
-        Clock,
         Clock.UTC,
         "the time of the hardware clock at the start. Windows expects local time (of the node's time zone)",
     ),
@@ -186,22 +160,25 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     ),
     Annotation(
         KERNEL,
+        "kernel",
         "`/boot/NAME`",
         "none",
         "a kernel of the image, started in place of a boot loader ([a kernel in the image](hardware.md#a-kernel-in-the-image))",
         "/boot/vmlinuz",
-        _boot_file("kernel", "/boot/vmlinuz"),
+        _boot_file("/boot/vmlinuz"),
     ),
     Annotation(
         INITRD,
+        "initrd",
         "`/boot/NAME`",
         "none",
         f"the kernel's initial RAM disk; needs `{KERNEL}`",
         "/boot/initrd.img",
-        _boot_file("initrd", "/boot/initrd.img"),
+        _boot_file("/boot/initrd.img"),
     ),
     Annotation(
         KERNEL_ARGS,
+        "kernel_args",
         "text",
         "none",
         f"the kernel's command line; needs `{KERNEL}`. Without `console=ttyS0` the container's log stays empty",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -140,7 +141,20 @@ def shown(text: str) -> str:
     return repr(text[:80])
 
 
-def flag(text: str) -> bool:
-    if text not in ("true", "false", ""):
-        raise InvalidRequest(f"{shown(text)} is neither true nor false; write true, or remove it")
-    return text == "true"
+def sets(field: str, read: Callable[[str], Any]) -> Reader:
+    """A reader that sets this field to what `read` makes of the text."""
+    return lambda options, text: dataclasses.replace(options, **{field: read(text)})
+
+
+def one_of(values: Mapping[str, Any], fault: str) -> Callable[[str], Any]:
+    """Word -> value. `fault`: what any other text is, and the remedy."""
+
+    def read(text: str) -> Any:
+        if text not in values:
+            raise InvalidRequest(f"{shown(text)} is {fault}")
+        return values[text]
+
+    return read
+
+
+flag = one_of({"": False, "true": True, "false": False}, "neither true nor false; write true, or remove it")

@@ -1,5 +1,4 @@
-"""Reads pod annotations into VmOptions and reports all errors at once. Virtlet's annotations keep Virtlet's meaning. No
-I/O.
+"""Reads pod annotations into VmOptions and reports all errors at once. Virtlet's annotations keep Virtlet's meaning. Pure.
 
 A value that cannot be applied is an error and is never ignored: a wrong text, an unknown name of virtshim's, or a
 missing feature. Names outside `Virtlet...` and `virtshim.io/...` belong to others.
@@ -11,13 +10,13 @@ import dataclasses
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from virtshim.annotations import beside_containers
 from virtshim.annotations.cloud_init import GUEST_DATA, IGNITION_READERS, ignition_of_two_places, without_source
 from virtshim.annotations.cpu_setting import parse_cpu_setting
-from virtshim.annotations.hardware import ANNOTATIONS
+from virtshim.annotations.hardware import ANNOTATIONS, Annotation
 from virtshim.annotations.names import (
     ON_STOP_ANNOTATION,
     RESTORE_FROM_ANNOTATION,
@@ -30,12 +29,13 @@ from virtshim.annotations.options import (
     Reader,
     VmOptions,
     flag,
+    one_of,
+    sets,
     shown,
 )
 from virtshim.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.devices.guest_view import mount_paths
 from virtshim.model.errors import InvalidRequest
-from virtshim.model.hardware import HardwareOptions
 from virtshim.model.sandbox import BY_POD_NAME
 from virtshim.model.text import is_object_name, parse_bytes
 from virtshim.model.vm import CpuModel, DiskBus
@@ -94,18 +94,10 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
     return options
 
 
-def known_names() -> Collection[str]:
-    """The annotations of VMs."""
-    return _READERS.keys()
-
-
-def is_known(name: str) -> bool:
-    """Whether it is an annotation of VMs."""
-    return name in _READERS
-
-
-def _of_hardware(read: Callable[[HardwareOptions, str], HardwareOptions]) -> Reader:
-    return lambda options, text: dataclasses.replace(options, hardware=read(options.hardware, text))
+def _of_hardware(one: Annotation) -> Reader:
+    return lambda options, text: dataclasses.replace(
+        options, hardware=dataclasses.replace(options.hardware, **{one.field: one.read(text)})
+    )
 
 
 def _report(problems: list[str]) -> str:
@@ -148,53 +140,26 @@ def _bounded(text: str) -> str:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _vcpus(options: VmOptions, text: str) -> VmOptions:
+def _vcpus(text: str) -> int:
     if not _INTEGER.fullmatch(text):
         raise InvalidRequest(
             f"{shown(text)} is not a whole number; write 1 to {_MAX_VCPUS}, or remove it to follow the CPU limit"
         )
     digits = text.lstrip("+-").lstrip("0")
     if text.startswith("-") or not digits:
-        return dataclasses.replace(options, vcpus=1)
+        return 1
     if len(digits) > 3 or int(digits) > _MAX_VCPUS:
         raise InvalidRequest(f"{shown(text)} is too many; write 1 to {_MAX_VCPUS}")
-    return dataclasses.replace(options, vcpus=int(digits))
+    return int(digits)
 
 
-def _exec_ports(options: VmOptions, text: str) -> VmOptions:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= MAX_EXEC_PORTS):
-        raise InvalidRequest(f"{shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
-    return dataclasses.replace(options, exec_ports=int(text))
+def _number(least: int, most: int, fault: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 3 and least <= int(text) <= most):
+            raise InvalidRequest(f"{shown(text)} is {fault}")
+        return int(text)
 
-
-def _command(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("run", "ignore"):
-        raise InvalidRequest(f"{shown(text)} is neither run nor ignore; write one of them")
-    return dataclasses.replace(options, run_command=text == "run")
-
-
-def _image_config(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("use", "ignore"):
-        raise InvalidRequest(f"{shown(text)} is neither use nor ignore; write one of them")
-    return dataclasses.replace(options, use_image_config=text == "use")
-
-
-def _vnc(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, vnc=flag(text))
-
-
-def _nic_queues(options: VmOptions, text: str) -> VmOptions:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and 1 <= int(text) <= MAX_NIC_QUEUES):
-        raise InvalidRequest(
-            f"{shown(text)} is not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it to get one per vCPU"
-        )
-    return dataclasses.replace(options, nic_queues=int(text))
-
-
-def _network_filter(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("off", "mac", "mac+ip"):
-        raise InvalidRequest(f"{shown(text)} is none of off, mac and mac+ip; write one of these, or remove it")
-    return dataclasses.replace(options, network_filter=text)
+    return read
 
 
 def _bandwidth(direction: str) -> Reader:
@@ -207,33 +172,19 @@ def _bandwidth(direction: str) -> Reader:
     return read
 
 
+_check_forward = one_of({"address": None, "agent": None}, "neither address nor agent; write one of them")
+
+
 def _forward(options: VmOptions, text: str) -> VmOptions:
     """Only checked here: it is read when a port is forwarded, and the VM does not depend on it."""
-    if text not in ("address", "agent"):
-        raise InvalidRequest(f"{shown(text)} is neither address nor agent; write one of them")
+    _check_forward(text)
     return options
 
 
-def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
+def _max_vcpus(text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > _MAX_VCPUS:
         raise InvalidRequest(f"{shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
-    return dataclasses.replace(options, max_vcpus=int(text))
-
-
-def _max_memory(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, max_memory_bytes=parse_bytes(text, _MAX_MEMORY_BYTES))
-
-
-def _disk_bus(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "scsi", "virtio", "sata"):
-        raise InvalidRequest(f"{shown(text)} is not a disk driver; write virtio, scsi or sata")
-    return dataclasses.replace(options, disk_bus=DiskBus(text) if text else None)
-
-
-def _cpu_model(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "host-model"):
-        raise InvalidRequest(f"{shown(text)} is not a CPU model; write host-model, or remove it for the node's choice")
-    return dataclasses.replace(options, cpu_model=CpuModel(text))
+    return int(text)
 
 
 def _cpu_setting(options: VmOptions, text: str) -> VmOptions:
@@ -244,41 +195,18 @@ def _cpu_setting(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, cpu_model=model, cpu_details=details)
 
 
-def _root_size(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, root_volume_bytes=parse_bytes(text, _MAX_ROOT_BYTES))
-
-
-def _root_disk(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "container", "pod", "vm"):
-        raise InvalidRequest(
-            f"{shown(text)} is not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a "
-            "new one at each start"
-        )
-    return dataclasses.replace(options, keep_root_disk=text == "pod")
-
-
-def _vm(options: VmOptions, text: str) -> VmOptions:
+def _vm(text: str) -> str:
     if text and not _VM_NAME.fullmatch(text):
         raise InvalidRequest(
             f"{shown(text)} is not a VM's name; write up to 63 of a-z, 0-9 and -, or {BY_POD_NAME} in a StatefulSet"
         )
-    return dataclasses.replace(options, vm=text)
+    return text
 
 
-def _on_stop(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "shutdown", "save"):
-        raise InvalidRequest(f"{shown(text)} is neither shutdown nor save; write one of them")
-    return dataclasses.replace(options, save_on_stop=text == "save")
-
-
-def _state_volume(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, state_volume=mount_path(text))
-
-
-def _restore_from(options: VmOptions, text: str) -> VmOptions:
+def _restore_from(text: str) -> str:
     if text and not is_object_name(text):
         raise InvalidRequest(f"{shown(text)} is not the name of a node; write the one that `kubectl get nodes` shows")
-    return dataclasses.replace(options, restore_from=text)
+    return text
 
 
 def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[str]:
@@ -309,67 +237,18 @@ def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[
         )
 
 
-def _warm_start(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, warm_start=flag(text))
-
-
-def _on_image_change(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "refuse", "replace"):
-        raise InvalidRequest(
-            f"{shown(text)} is neither refuse nor replace; write replace to overwrite the root disk on a volume at devicePath /, "
-            "which loses all its data"
-        )
-    return dataclasses.replace(options, replace_root_disk=text == "replace")
-
-
-def _kubelet_volumes(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "copied", "shared"):
-        raise InvalidRequest(
-            f"{shown(text)} is neither copied nor shared; write shared if the guest's agent may not run commands, or nothing"
-        )
-    return dataclasses.replace(options, share_kubelet_volumes=text == "shared")
-
-
-def _empty_disks(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, empty_disks=empty_disks.parse(text))
-
-
-def _disk_images(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, disk_images=disk_images_parse(text))
-
-
-def _memory_volumes(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, memory_volumes=mount_paths(text, memory_volumes.MOST_MEMORY_VOLUMES))
-
-
-def _sysprep(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, sysprep=mount_path(text))
-
-
-def _system_uuid(options: VmOptions, text: str) -> VmOptions:
+def _system_uuid(text: str) -> uuid.UUID:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
             f"{shown(text)} is not a UUID; write 8-4-4-4-12 hex digits, such as 12345678-9abc-4def-8123-456789abcdef"
         )
-    return dataclasses.replace(options, system_uuid=uuid.UUID(text))
+    return uuid.UUID(text)
 
 
-# --- not supported yet: checked, then refused --------------------------------------------------------------------
-
-
-def _not_yet(feature: str, remedy: str) -> InvalidRequest:
-    return InvalidRequest(f"not supported yet: {feature}; {remedy}")
-
-
-def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> Reader:
-    """`syntax` raises InvalidRequest for a malformed text, and returns whether the text asks for the feature."""
-
-    def read(options: VmOptions, text: str) -> VmOptions:
-        if text and syntax(text):
-            raise _not_yet(feature, remedy)
-        return options
-
-    return read
+def _chown(options: VmOptions, text: str) -> VmOptions:
+    if flag(text):
+        raise InvalidRequest("not supported yet: changing the owner of shared directories; remove it or write false")
+    return options
 
 
 def _ignored(options: VmOptions, _text: str) -> VmOptions:
@@ -381,38 +260,90 @@ _READERS: Final[Mapping[str, Reader]] = {
     "kubernetes.io/target-runtime": _ignored,
     # Read when the pod is made (`annotations.profiles`).
     PROFILE_ANNOTATION: _ignored,
-    "virtshim.io/command": _command,
-    "virtshim.io/exec-ports": _exec_ports,
-    "virtshim.io/image-config": _image_config,
-    "virtshim.io/max-vcpus": _max_vcpus,
-    VNC_ANNOTATION: _vnc,
+    "virtshim.io/command": sets(
+        "run_command", one_of({"run": True, "ignore": False}, "neither run nor ignore; write one of them")
+    ),
+    "virtshim.io/exec-ports": sets(
+        "exec_ports", _number(0, MAX_EXEC_PORTS, f"not a number of ports; write 0 to {MAX_EXEC_PORTS}")
+    ),
+    "virtshim.io/image-config": sets(
+        "use_image_config", one_of({"use": True, "ignore": False}, "neither use nor ignore; write one of them")
+    ),
+    "virtshim.io/max-vcpus": sets("max_vcpus", _max_vcpus),
+    VNC_ANNOTATION: sets("vnc", flag),
     FORWARD_ANNOTATION: _forward,
     "kubernetes.io/ingress-bandwidth": _bandwidth("ingress"),
     "kubernetes.io/egress-bandwidth": _bandwidth("egress"),
-    beside_containers.NETWORK_FILTER_ANNOTATION: _network_filter,
-    beside_containers.NIC_QUEUES_ANNOTATION: _nic_queues,
+    beside_containers.NETWORK_FILTER_ANNOTATION: sets(
+        "network_filter",
+        one_of(
+            {word: word for word in ("off", "mac", "mac+ip")},
+            "none of off, mac and mac+ip; write one of these, or remove it",
+        ),
+    ),
+    beside_containers.NIC_QUEUES_ANNOTATION: sets(
+        "nic_queues",
+        _number(
+            1, MAX_NIC_QUEUES, f"not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it to get one per vCPU"
+        ),
+    ),
     **beside_containers.READERS,
-    "virtshim.io/max-memory": _max_memory,
-    "VirtletVCPUCount": _vcpus,
-    "VirtletDiskDriver": _disk_bus,
-    "VirtletCPUModel": _cpu_model,
+    "virtshim.io/max-memory": sets("max_memory_bytes", lambda text: parse_bytes(text, _MAX_MEMORY_BYTES)),
+    "VirtletVCPUCount": sets("vcpus", _vcpus),
+    "VirtletDiskDriver": sets(
+        "disk_bus",
+        one_of({"": None, **{bus.value: bus for bus in DiskBus}}, "not a disk driver; write virtio, scsi or sata"),
+    ),
+    "VirtletCPUModel": sets(
+        "cpu_model",
+        one_of(
+            {"": CpuModel.DEFAULT, "host-model": CpuModel.HOST_MODEL},
+            "not a CPU model; write host-model, or remove it for the node's choice",
+        ),
+    ),
     "VirtletLibvirtCPUSetting": _cpu_setting,
-    "VirtletRootVolumeSize": _root_size,
-    _ROOT_DISK: _root_disk,
-    VM_ANNOTATION: _vm,
-    ON_STOP_ANNOTATION: _on_stop,
-    STATE_VOLUME_ANNOTATION: _state_volume,
-    RESTORE_FROM_ANNOTATION: _restore_from,
-    WARM_START_ANNOTATION: _warm_start,
-    ON_CHANGE: _on_image_change,
-    SHARED_ANNOTATION: _kubelet_volumes,
-    empty_disks.ANNOTATION: _empty_disks,
-    DISK_IMAGES_ANNOTATION: _disk_images,
-    memory_volumes.ANNOTATION: _memory_volumes,
-    **{one.name: _of_hardware(one.read) for one in ANNOTATIONS},
-    SYSPREP_ANNOTATION: _sysprep,
-    "VirtletSystemUUID": _system_uuid,
+    "VirtletRootVolumeSize": sets("root_volume_bytes", lambda text: parse_bytes(text, _MAX_ROOT_BYTES)),
+    _ROOT_DISK: sets(
+        "keep_root_disk",
+        one_of(
+            {"": False, "container": False, "pod": True, "vm": False},
+            "not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a new one at each start",
+        ),
+    ),
+    VM_ANNOTATION: sets("vm", _vm),
+    ON_STOP_ANNOTATION: sets(
+        "save_on_stop",
+        one_of({"": False, "shutdown": False, "save": True}, "neither shutdown nor save; write one of them"),
+    ),
+    STATE_VOLUME_ANNOTATION: sets("state_volume", mount_path),
+    RESTORE_FROM_ANNOTATION: sets("restore_from", _restore_from),
+    WARM_START_ANNOTATION: sets("warm_start", flag),
+    ON_CHANGE: sets(
+        "replace_root_disk",
+        one_of(
+            {"": False, "refuse": False, "replace": True},
+            "neither refuse nor replace; write replace to overwrite the root disk on a volume at devicePath /, which loses "
+            "all its data",
+        ),
+    ),
+    SHARED_ANNOTATION: sets(
+        "share_kubelet_volumes",
+        one_of(
+            {"": False, "copied": False, "shared": True},
+            "neither copied nor shared; write shared if the guest's agent may not run commands, or nothing",
+        ),
+    ),
+    empty_disks.ANNOTATION: sets("empty_disks", empty_disks.parse),
+    DISK_IMAGES_ANNOTATION: sets("disk_images", disk_images_parse),
+    memory_volumes.ANNOTATION: sets(
+        "memory_volumes", lambda text: mount_paths(text, memory_volumes.MOST_MEMORY_VOLUMES)
+    ),
+    **{one.name: _of_hardware(one) for one in ANNOTATIONS},
+    SYSPREP_ANNOTATION: sets("sysprep", mount_path),
+    "VirtletSystemUUID": sets("system_uuid", _system_uuid),
     **GUEST_DATA,
     **IGNITION_READERS,
-    "VirtletChown9pfsMounts": _refused(flag, "changing the owner of shared directories", "remove it or write false"),
+    "VirtletChown9pfsMounts": _chown,
 }
+# The annotations of VMs.
+KNOWN: Final = _READERS.keys()

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import ByteSize, field_validator, model_validator
 
 from virtshim.annotations.beside_containers import VM_CONTAINER_ANNOTATION
-from virtshim.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION, is_known, parse_vm_options
+from virtshim.annotations.parse import FORWARD_ANNOTATION, KNOWN, VNC_ANNOTATION, parse_vm_options
 from virtshim.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.config.texts import PROFILE_NAME, PathText, Section, setting
 from virtshim.model.errors import InvalidRequest
@@ -107,7 +107,7 @@ class VmProfile(Section):
 
     @model_validator(mode="after")
     def _annotations_are_known(self) -> Self:
-        if foreign := sorted(name for name in self.annotations if not is_known(name)):
+        if foreign := sorted(name for name in self.annotations if name not in KNOWN):
             raise ValueError(f"{', '.join(foreign)}: not an annotation of VMs; docs/annotations.md lists them")
         if own := sorted(_OF_PODS & self.annotations.keys()):
             raise ValueError(

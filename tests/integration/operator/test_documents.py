@@ -12,7 +12,7 @@ import yaml
 from bench import phases_plot
 from fakes.sysfs import FakeSysfs
 
-from virtshim.annotations.parse import known_names, parse_vm_options
+from virtshim.annotations.parse import KNOWN, parse_vm_options
 from virtshim.cli.help import GROUPS
 from virtshim.config.settings import Settings
 from virtshim.cri.error_codes import GRPC_CODES
@@ -65,7 +65,7 @@ def test_every_test_that_a_document_names_exists(root: Path) -> None:
 
 def test_every_annotation_is_listed_once(root: Path) -> None:
     listed = [name for name, _, _ in ROW.findall((root / "docs/annotations.md").read_text())]
-    assert sorted(listed) == sorted(known_names())
+    assert sorted(listed) == sorted(KNOWN)
 
 
 def test_every_check_is_listed_by_its_key(root: Path) -> None:
