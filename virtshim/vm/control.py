@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -23,13 +23,13 @@ from virtshim.model.errors import DeadlineExceeded, NotFound, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import Power
 from virtshim.system.threads import Workers
-from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import SECRETS, NodeProfile
 from virtshim.vm.elements.hostdev import ON_PCI
 from virtshim.vm.elements.small_devices import AGENT_ALIAS, exec_port_element
 from virtshim.vm.errors import message_of
+from virtshim.vm.own_domains import OwnDomains
 from virtshim.vm.power import power_of
 from virtshim.vm.xml_text import parsed, text_of
 
@@ -41,10 +41,9 @@ log = structlog.get_logger(__name__)
 _LIMIT: Final = 10.0
 
 
-class LibvirtControl:
+class LibvirtControl(OwnDomains):
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
-        self._connection = connection
-        self._profile = profile
+        super().__init__(connection, profile)
         self._resetting = BoundedCalls("reset")
         self._callbacks: tuple[Callable[[uuid.UUID], None], ...] = ()
         self._worker = Workers(1, "agent-news")
@@ -68,11 +67,6 @@ class LibvirtControl:
 
     def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
         self._callbacks = (*self._callbacks, callback)
-
-    @contextlib.contextmanager
-    def _using(self, domain: uuid.UUID, doing: str) -> Iterator[libvirt.virDomain]:
-        with self._connection.using(f"{doing} VM {domain}") as conn:
-            yield ownership.find(conn, domain, self._profile.node)
 
     def look_for_agent(self, domain: uuid.UUID) -> None:
         """libvirt's own event for agents only covers ports with the name that the guest sees, which virtshim's ports do not
@@ -104,27 +98,18 @@ def without_secrets(xml: str) -> str:
     return text_of(definition) + "\n"
 
 
-log = structlog.get_logger(__name__)
-
-
-class LibvirtPorts:
+class LibvirtPorts(OwnDomains):
     """Thread-safe."""
-
-    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
-        self._connection = connection
-        self._profile = profile
 
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
         """Does not change the stored definition: a restarted VM has the ports that it was made with."""
         device = text_of(exec_port_element(number, socket))
-        with self._connection.using(f"plug a serial port into VM {domain}") as conn:
-            ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
-                device, libvirt.VIR_DOMAIN_AFFECT_LIVE
-            )
+        with self._using(domain, "plug a serial port into", container) as found:
+            found.attachDeviceFlags(device, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
     def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
-        with self._connection.using(f"read the agent's port of VM {domain}") as conn:
-            definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
+        with self._using(domain, "read the agent's port of", container) as found:
+            definition = found.XMLDesc()
         return agent_port_state(definition) != "disconnected"
 
 
@@ -145,7 +130,7 @@ class _Plugged:
     answers: bool = False
 
 
-class LibvirtUnplugging:
+class LibvirtUnplugging(OwnDomains):
     """`watching`: the hypervisor's, which also receives device events. Thread-safe."""
 
     def __init__(
@@ -154,8 +139,7 @@ class LibvirtUnplugging:
         profile: NodeProfile,
         watching: Callable[[uuid.UUID], AbstractContextManager[threading.Event]],
     ) -> None:
-        self._connection = connection
-        self._profile = profile
+        super().__init__(connection, profile)
         self._asking = BoundedCalls("unplug devices from")
         self._watching = watching
 
@@ -178,8 +162,7 @@ class LibvirtUnplugging:
 
     def _ask(self, domain: uuid.UUID, container: ContainerId, aliases: Sequence[str]) -> None:
         """Asks for all devices before it waits for any, because each guest driver takes its own time."""
-        with self._connection.using(f"unplug devices from VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node, container)
+        with self._using(domain, "unplug devices from", container) as found:
             for alias in aliases:
                 try:
                     found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -189,8 +172,7 @@ class LibvirtUnplugging:
 
     def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
         """No aliases for a VM that is off or gone."""
-        with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node, container)
+        with contextlib.suppress(NotFound), self._using(domain, "read the devices of", container) as found:
             power = power_of(found)
             if power.is_on:
                 names = [alias.get("name", "") for alias in parsed(found.XMLDesc()).iterfind("devices/*/alias")]

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement
 import libvirt
 
 from virtshim.vm.errors import message_of
-from virtshim.vm.xml_text import QEMU_NAMESPACE, text_of
+from virtshim.vm.xml_text import qemu_tag, text_of
 
 # Status files of running domains have this name, so libvirt never removes it from its table.
 CAPABILITY: Final = "cpu-unavailable-features"
@@ -32,8 +32,8 @@ def may_be_shortened(cpu: Element) -> bool:
 
 def shortened() -> Element:
     """The element that shortens the query."""
-    capabilities = Element(f"{{{QEMU_NAMESPACE}}}capabilities")
-    SubElement(capabilities, f"{{{QEMU_NAMESPACE}}}del", capability=CAPABILITY)
+    capabilities = Element(qemu_tag("capabilities"))
+    SubElement(capabilities, qemu_tag("del"), capability=CAPABILITY)
     return capabilities
 
 

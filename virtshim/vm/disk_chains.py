@@ -104,7 +104,7 @@ def _extensions(head: bytes, at: int) -> Iterator[tuple[int, bytes]]:
 # The first libvirt that accepts them (virDomainFDAssociate). The number counts millions and thousands.
 OPEN_IMAGES_SINCE: Final = 9_000_000
 
-_OPEN_IMAGES_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def volumes_handed_over(domain: libvirt.virDomain, volumes: Iterable[tuple[str, 
 
 def _opened(path: str, *, readonly: bool) -> int:
     try:
-        descriptor = os.open(path, _OPEN_IMAGES_FLAGS | (0 if readonly else os.O_RDWR))
+        descriptor = os.open(path, _READING | (0 if readonly else os.O_RDWR))
     except FileNotFoundError as exc:
         raise NotFound(f"{path}, which is a disk of the VM, does not exist any more") from exc
     except OSError as exc:
@@ -156,7 +156,7 @@ def hand_over_images(domain: libvirt.virDomain, images: Iterable[tuple[str, str]
     with contextlib.ExitStack() as opened:
         for group, path in images:
             try:
-                descriptor = os.open(path, _OPEN_IMAGES_FLAGS)
+                descriptor = os.open(path, _READING)
             except FileNotFoundError as exc:
                 raise NotFound(f"the image {path}, which a disk is based on, does not exist; pull it again") from exc
             except OSError as exc:
@@ -166,8 +166,6 @@ def hand_over_images(domain: libvirt.virDomain, images: Iterable[tuple[str, str]
 
 
 log = structlog.get_logger(__name__)
-
-_UNCHANGED_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def refuse_changed(disk: Disk) -> None:
@@ -190,13 +188,10 @@ def refuse_changed(disk: Disk) -> None:
 def move_images(path: str, before: str, now: str) -> None:
     """For a disk of another node: if its header names an image below the directory `before`, it names the same image below `now`
     afterwards. `refuse_changed` checks the rest. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with contextlib.closing(open(descriptor, "r+b", buffering=0)) as file:
-        head = file.read(HEAD_BYTES)
-        try:
-            backing = parse(head).backing
-        except BadHeader:
-            return
+    descriptor = os.open(path, _READING | os.O_RDWR)
+    try:
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        backing = parse(head).backing
         if before == now or not backing.startswith(f"{before}/"):
             return
         name = os.fsencode(now + backing.removeprefix(before))
@@ -206,6 +201,10 @@ def move_images(path: str, before: str, now: str) -> None:
         os.pwrite(descriptor, name.ljust(size, b"\0"), at)
         os.pwrite(descriptor, struct.pack(">I", len(name)), 16)
         os.fsync(descriptor)
+    except BadHeader:
+        return
+    finally:
+        os.close(descriptor)
 
 
 def _difference(disk: Disk) -> str:
@@ -224,11 +223,13 @@ def _difference(disk: Disk) -> str:
 
 
 def _head(path: str) -> bytes:
-    descriptor = os.open(path, _UNCHANGED_FLAGS)
-    with contextlib.closing(open(descriptor, "rb", buffering=0)) as file:
+    descriptor = os.open(path, _READING)
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise BadHeader("it is not a regular file")
-        return file.read(HEAD_BYTES)
+        return os.pread(descriptor, HEAD_BYTES, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _rebase(disk: Disk) -> str:

@@ -42,7 +42,7 @@ from virtshim.vm.elements.small_devices import (
 )
 from virtshim.vm.elements.text import absolute_path, domain_name, printable, vm_security_label
 from virtshim.vm.file_owner import QemuIds
-from virtshim.vm.xml_text import QEMU_NAMESPACE, text_of
+from virtshim.vm.xml_text import qemu_tag, text_of
 
 # Variables of vmwrapper's environment whose values must not leave the node.
 SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
@@ -286,13 +286,9 @@ def _for_qemu(domain: Element, spec: VmSpec, profile: NodeProfile, runs_as: Qemu
             environment["VIRTSHIM_NIC_MODEL"] = spec.hardware.nic_model.value
         if spec.numbers.nics:
             environment["VIRTSHIM_NICS"] = ",".join(map(str, spec.numbers.nics))
-    commandline = SubElement(domain, _qemu("commandline"))
+    commandline = SubElement(domain, qemu_tag("commandline"))
     for name, value in environment.items():
-        SubElement(commandline, _qemu("env"), name=name, value=value)
-    device = SubElement(SubElement(domain, _qemu("override")), _qemu("device"), alias=AGENT_ALIAS)
-    frontend = SubElement(device, _qemu("frontend"))
-    SubElement(frontend, _qemu("property"), name="name", type="string", value=AGENT_PORT)
-
-
-def _qemu(tag: str) -> str:
-    return f"{{{QEMU_NAMESPACE}}}{tag}"
+        SubElement(commandline, qemu_tag("env"), name=name, value=value)
+    device = SubElement(SubElement(domain, qemu_tag("override")), qemu_tag("device"), alias=AGENT_ALIAS)
+    frontend = SubElement(device, qemu_tag("frontend"))
+    SubElement(frontend, qemu_tag("property"), name="name", type="string", value=AGENT_PORT)

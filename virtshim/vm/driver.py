@@ -66,6 +66,7 @@ log = structlog.get_logger(__name__)
 
 _Key = TypeVar("_Key", str, bytes)
 
+_OWN_DEFINITION = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
 # Seconds for QEMU to accept a press of the power button, which takes a working one milliseconds.
 _PRESS_LIMIT = 2.0
 # Seconds for libvirt to clean up a VM whose QEMU is gone: 0.2 s, and what the clean-up takes.
@@ -151,14 +152,14 @@ class LibvirtHypervisor:
 
         def load(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
             saved = conn.saveImageGetXMLDesc(memory, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
-            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            own = found.XMLDesc(_OWN_DEFINITION)
             conn.restoreFlags(memory, restored_xml(saved, own, moved), libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
         self._run(domain, container, load)
 
     def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
         def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
-            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            own = found.XMLDesc(_OWN_DEFINITION)
             conn.createXML(arriving_xml(theirs, own, moved), libvirt.VIR_DOMAIN_START_PAUSED)
 
         self._run(domain, container, launch)
@@ -167,7 +168,7 @@ class LibvirtHypervisor:
         """The definition that the VM starts with, including all secrets. Errors as of `Hypervisor`."""
         with self._connection.using(f"read the definition of VM {domain}") as conn:
             found = self._find(conn, domain, container)
-            return str(found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE))
+            return str(found.XMLDesc(_OWN_DEFINITION))
 
     def define_template(self, definition: str, disk_file: Disk) -> None:
         """Defines a template's VM and gives QEMU its disk, the template's only file. Errors as of `Hypervisor`."""
@@ -186,7 +187,7 @@ class LibvirtHypervisor:
         `Hypervisor`."""
 
         def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
-            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            own = found.XMLDesc(_OWN_DEFINITION)
             qemu = self._connection.qemu_ids()
             with memory_offered(socket, memory, qemu and qemu.for_vm(vm_uid_in(own)), shared=shared):
                 definition = on_memory_xml(own, socket, waits=not shared)
@@ -487,15 +488,12 @@ class LibvirtHypervisor:
 
     def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
         """None for a foreign domain, for one that has just gone, and for one with a damaged mark."""
-        text = ownership.mark_text(domain)
-        if text is None:
-            return None
         try:
-            owner = ownership.read_mark(text)
+            owner = ownership.owner_of(domain)
         except InvalidRequest as exc:
             log.warning("libvirt.domain.damaged_mark", name=domain.name(), error=str(exc))
             return None
-        if owner.node != self._profile.node:
+        if owner is None or owner.node != self._profile.node:
             return None
         return ownership.owned(domain, owner, stats)
 

@@ -15,20 +15,15 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.vm import OwnedDomain
 from virtshim.store.ports import DomainInventory, DomainMetadata
 from virtshim.vm import ownership
-from virtshim.vm.connection import Connection
-from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements.text import vm_uid_in
 from virtshim.vm.errors import message_of
-from virtshim.vm.xml_text import QEMU_NAMESPACE, parsed
+from virtshim.vm.own_domains import OwnDomains
+from virtshim.vm.xml_text import parsed, qemu_tag
 
 log = structlog.get_logger(__name__)
 
 
-class LibvirtInventory:
-    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
-        self._connection = connection
-        self._profile = profile
-
+class LibvirtInventory(OwnDomains):
     def take(self) -> DomainInventory:
         owned: list[OwnedDomain] = []
         unreadable: list[str] = []
@@ -37,7 +32,7 @@ class LibvirtInventory:
         with self._connection.using("list VMs") as conn:
             for domain, stats in conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0):
                 try:
-                    owner = _owner(domain)
+                    owner = ownership.owner_of(domain)
                 except (libvirt.libvirtError, InvalidRequest) as exc:
                     if not conn.isAlive():
                         raise
@@ -58,7 +53,7 @@ class LibvirtInventory:
         with self._connection.using("look for records in definitions") as conn:
             for domain in conn.listAllDomains():
                 try:
-                    owner = _owner(domain)
+                    owner = ownership.owner_of(domain)
                     if owner is None or owner.node != self._profile.node:
                         continue
                     if record := ownership.carried_record(domain):
@@ -71,13 +66,13 @@ class LibvirtInventory:
                     log.warning("libvirt.domain.record_not_moved", name=domain.name(), error=why)
 
     def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
-        with self._connection.using(f"read the definition of VM {domain}") as conn:
-            text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
+        with self._using(domain, "read the definition of") as own:
+            text = own.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
         try:
             found = parsed(text)
         except ValueError as exc:
             raise InternalError(f"the definition of VM {domain} cannot be read: {exc}") from exc
-        key = found.find(f"{{{QEMU_NAMESPACE}}}commandline/*[@name='VIRTSHIM_FETCH_KEY']")
+        key = found.find(f"{qemu_tag('commandline')}/*[@name='VIRTSHIM_FETCH_KEY']")
         console = found.find("devices/serial/log")
         return DomainMetadata(
             title=found.findtext("title", ""),
@@ -94,9 +89,3 @@ def _forget_record(domain: libvirt.virDomain) -> None:
         where |= libvirt.VIR_DOMAIN_AFFECT_LIVE
     nothing: Any = None  # removes the element, although libvirt-python's annotation forbids None
     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, nothing, nothing, ownership.RECORD_NAMESPACE, where)
-
-
-def _owner(domain: libvirt.virDomain) -> ownership.OwnerMark | None:
-    """None for a foreign domain, and for one that has just gone. Raises libvirtError, InvalidRequest."""
-    text = ownership.mark_text(domain)
-    return None if text is None else ownership.read_mark(text)

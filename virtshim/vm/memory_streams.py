@@ -18,7 +18,6 @@ from virtshim.model.errors import InternalError, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.text import escaped
 from virtshim.system import process
-from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.control import without_secrets
@@ -35,6 +34,7 @@ from virtshim.vm.guest_needs import (
     machine_of,
     version_in,
 )
+from virtshim.vm.own_domains import OwnDomains
 from virtshim.vm.restored_xml import memory_kib
 from virtshim.vm.streams import StreamState
 from virtshim.vm.xml_text import parsed
@@ -62,24 +62,25 @@ _ANSWER: Final = 10.0
 _CANNOT_COMPARE: Final = frozenset({libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_OPERATION_UNSUPPORTED})
 
 
-class LibvirtMemoryStreams:
+class LibvirtMemoryStreams(OwnDomains):
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
-        self._connection = connection
-        self._profile = profile
+        super().__init__(connection, profile)
         self._asking = BoundedCalls("ask the monitor of")
 
     def definition(self, domain: uuid.UUID, container: ContainerId) -> str:
         flags = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE
-        with self._using(domain, container) as found:
+        with self._using(domain, "ask the monitor of", container) as found:
             return without_secrets(found.XMLDesc(flags))
 
     def blockers(self, domain: uuid.UUID, container: ContainerId) -> tuple[str, ...]:
-        return tuple(map(str, self._ask(domain, container, "query-migrate").get("blocked-reasons", ())))
+        with _readable(domain):
+            return tuple(map(str, self._ask(domain, container, "query-migrate").get("blocked-reasons", ())))
 
     def needs(self, domain: uuid.UUID, container: ContainerId) -> GuestNeeds:
         version = self._qemu(domain, container)
-        queues = self._queues(domain, container)
-        with self._using(domain, container) as found:
+        with _readable(domain):
+            queues = self._queues(domain, container)
+        with self._using(domain, "ask the monitor of", container) as found:
             definition = found.XMLDesc(0)
         machine = machine_of(definition)
         with self._connection.using("read what this node's QEMU has") as conn:
@@ -88,8 +89,9 @@ class LibvirtMemoryStreams:
 
     def _qemu(self, domain: uuid.UUID, container: ContainerId) -> tuple[int, int]:
         """The version of the QEMU that runs."""
-        version = self._ask(domain, container, "query-version").get("qemu") or {}
-        return int(version.get("major", 0)), int(version.get("minor", 0))
+        with _readable(domain):
+            version = self._ask(domain, container, "query-version").get("qemu") or {}
+            return int(version.get("major", 0)), int(version.get("minor", 0))
 
     def _queues(self, domain: uuid.UUID, container: ContainerId) -> tuple[int, ...]:
         """QEMU shows how many interrupts a virtio NIC has: two for each queue, and some others. Other NICs have one queue."""
@@ -179,13 +181,12 @@ class LibvirtMemoryStreams:
 
     def state(self, domain: uuid.UUID, container: ContainerId) -> StreamState:
         found = self._ask(domain, container, "query-migrate")
-        status, memory = found.get("status", ""), found.get("ram") or {}
+        with _readable(domain):
+            status, left = str(found.get("status", "")), int((found.get("ram") or {}).get("remaining", 0))
         if status in _FAILED:
             why = escaped(str(found.get("error-desc", status)), 300)
             return StreamState(failed=f"QEMU could not move the guest's memory: {why}")
-        stopped, done = status == _STOPPED, status == "completed"
-        left = memory.get("remaining", 0)
-        return StreamState(stopped=stopped, done=done, left=left if isinstance(left, int) else 0)
+        return StreamState(stopped=status == _STOPPED, done=status == "completed", left=left)
 
     def cancel(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._ask(domain, container, "migrate_cancel")
@@ -218,7 +219,7 @@ class LibvirtMemoryStreams:
         text = json.dumps({"execute": command, "arguments": arguments or {}})
 
         def ask() -> str:
-            with self._using(domain, container) as found:
+            with self._using(domain, "ask the monitor of", container) as found:
                 if not found.isActive():
                     raise WrongState(f"VM {domain} is off")
                 if files is None:
@@ -227,12 +228,16 @@ class LibvirtMemoryStreams:
 
         answer = json.loads(self._asking.call(domain, ask, _ANSWER))
         if "error" in answer:
-            raise InternalError(
-                f"QEMU of VM {domain} refuses {command}: {escaped(str(answer['error'].get('desc')), 300)}"
-            )
+            with _readable(domain):
+                why = str(answer["error"]["desc"])
+            raise InternalError(f"QEMU of VM {domain} refuses {command}: {escaped(why, 300)}")
         return answer.get("return")
 
-    @contextlib.contextmanager
-    def _using(self, domain: uuid.UUID, container: ContainerId) -> Iterator[libvirt.virDomain]:
-        with self._connection.using(f"ask the monitor of VM {domain}") as conn:
-            yield ownership.find(conn, domain, self._profile.node, container)
+
+@contextlib.contextmanager
+def _readable(domain: uuid.UUID) -> Iterator[None]:
+    """Within the block, an answer of QEMU is read. A QEMU that its guest has taken over may answer anything."""
+    try:
+        yield
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
+        raise InternalError(f"QEMU of VM {domain} gave an answer that cannot be read: {exc!r}") from exc

@@ -104,6 +104,12 @@ def mark_text(domain: libvirt.virDomain) -> str | None:
         raise
 
 
+def owner_of(domain: libvirt.virDomain) -> OwnerMark | None:
+    """None for a foreign domain, and for one that has just gone. Raises libvirtError, InvalidRequest."""
+    text = mark_text(domain)
+    return None if text is None else read_mark(text)
+
+
 def carried_record(domain: libvirt.virDomain) -> str:
     """The records in a definition that an earlier version wrote; "" if there are none. Raises libvirtError, InvalidRequest."""
     try:

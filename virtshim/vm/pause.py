@@ -19,12 +19,12 @@ from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, NotF
 from virtshim.model.ids import ContainerId
 from virtshim.model.text import escaped
 from virtshim.model.vm import Power
-from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import SECRETS, NodeProfile
 from virtshim.vm.elements.text import absolute_path
 from virtshim.vm.errors import code_of, message_of
+from virtshim.vm.own_domains import OwnDomains
 from virtshim.vm.power import power_of
 from virtshim.vm.xml_text import parsed, text_of
 
@@ -37,12 +37,11 @@ _AGAIN: Final = 0.2
 _MOST_NICS: Final = 64
 
 
-class LibvirtPausing:
+class LibvirtPausing(OwnDomains):
     def __init__(self, connection: Connection, profile: NodeProfile, limit: float = 10.0) -> None:
         """`limit`: seconds for QEMU to answer its monitor."""
+        super().__init__(connection, profile)
         self._limit = limit
-        self._connection = connection
-        self._profile = profile
         self._pausing = BoundedCalls("pause")
         self._resuming = BoundedCalls("resume")
         self._linking = BoundedCalls("set the links of")
@@ -53,7 +52,7 @@ class LibvirtPausing:
         is_paused, given_up = threading.Event(), threading.Event()
 
         def suspend() -> None:
-            with self._using(domain, "pause", container) as (_, found):
+            with self._using(domain, "pause", container) as found:
                 if power_of(found).power is not Power.RUNNING:
                     raise WrongState(f"VM {domain} is not running: it cannot be paused")
                 found.suspend()
@@ -73,7 +72,7 @@ class LibvirtPausing:
         self._resuming.call(domain, lambda: self._resume(domain, container), self._limit)
 
     def _resume(self, domain: uuid.UUID, container: ContainerId | None) -> None:
-        with contextlib.suppress(NotFound), self._using(domain, "resume", container) as (_, found):
+        with contextlib.suppress(NotFound), self._using(domain, "resume", container) as found:
             try:
                 found.resume()
             except libvirt.libvirtError:
@@ -87,7 +86,7 @@ class LibvirtPausing:
         # libvirt does not know the NICs, because vmwrapper adds them. Its `qemuMonitorCommand` passes QEMU's errors on.
         import libvirt_qemu
 
-        with self._using(domain, "set the links of", container) as (_, found):
+        with self._using(domain, "set the links of", container) as found:
             if not found.isActive():
                 raise WrongState(f"VM {domain} is off")
             for number in range(_MOST_NICS):
@@ -108,7 +107,7 @@ class LibvirtPausing:
         return bool(errors) and set(errors.values()) == {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
 
     def _disk_errors(self, domain: uuid.UUID) -> dict[str, int]:
-        with self._using(domain, "ask for disk errors of") as (_, found):
+        with self._using(domain, "ask for disk errors of") as found:
             return cast("dict[str, int]", found.diskErrors())  # libvirt-python's annotation says str
 
     def save_memory(
@@ -120,12 +119,12 @@ class LibvirtPausing:
         hurry: threading.Event | None = None,
     ) -> None:
         """Makes a snapshot of the memory only. The VM and its disks stay unchanged, and libvirt keeps no record of it."""
-        with self._using(domain, "save the memory of", container) as (conn, found):
+        with self._using(domain, "save the memory of", container) as found:
             over = threading.Event()
             try:
                 with _aborted_after(found, timeout, over, hurry):
                     found.snapshotCreateXML(_request(found, path), libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA)
-                _remove_secrets(conn, path)
+                _remove_secrets(found.connect(), path)  # type: ignore[no-untyped-call]
             except BaseException as exc:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -134,13 +133,6 @@ class LibvirtPausing:
                 if isinstance(exc, libvirt.libvirtError) and (code_of(exc) in _ENDED or not found.isActive()):
                     raise Aborted(f"VM {domain} ended, or was being stopped, while its memory was written") from exc
                 raise
-
-    @contextlib.contextmanager
-    def _using(
-        self, domain: uuid.UUID, doing: str, container: ContainerId | None = None
-    ) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
-        with self._connection.using(f"{doing} VM {domain}") as conn:
-            yield conn, ownership.find(conn, domain, self._profile.node, container)
 
 
 def _request(found: libvirt.virDomain, path: str) -> str:

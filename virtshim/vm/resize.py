@@ -15,12 +15,12 @@ import libvirt
 from virtshim.model.cgroup import CgroupLimits
 from virtshim.model.errors import Aborted, WrongState
 from virtshim.model.sizing import numbers_in
-from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements.processors import Cgroups, live_cpu, live_memory
 from virtshim.vm.elements.small_devices import BALLOON_STATS_SECONDS
+from virtshim.vm.own_domains import OwnDomains
 
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _CONFIG = libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -35,12 +35,11 @@ _BALLOON_TOLERANCE = 1 << 20
 _ANSWER_TIMEOUT = 10.0
 
 
-class LibvirtResizing:
+class LibvirtResizing(OwnDomains):
     """Thread-safe."""
 
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
-        self._connection = connection
-        self._profile = profile
+        super().__init__(connection, profile)
         self._changing = BoundedCalls("change the size of")
         self._reading = BoundedCalls("read the memory of")
 
@@ -58,8 +57,7 @@ class LibvirtResizing:
         return self._reading.call(domain, lambda: self._memory_in_use(domain, cancelled), _STALLED + _ANSWER_TIMEOUT)
 
     def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
-        with self._connection.using(f"add vCPUs to VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node)
+        with self._using(domain, "add vCPUs to") as found:
             most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
             if count > most:
                 raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; recreate the pod")
@@ -68,8 +66,7 @@ class LibvirtResizing:
                     found.setVcpusFlags(count, scope)
 
     def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
-        with self._connection.using(f"change the memory of VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node)
+        with self._using(domain, "change the memory of") as found:
             most = found.maxMemory() << 10
             if memory_bytes > most:
                 raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; recreate the pod")
@@ -96,8 +93,7 @@ class LibvirtResizing:
             moved = time.monotonic() if has < last else moved
 
     def _memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
-        with self._connection.using(f"read the memory of VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node)
+        with self._using(domain, "read the memory of") as found:
             if not found.isActive():
                 return None
             stats = _fresh_stats(found, cancelled)
@@ -113,22 +109,21 @@ class LibvirtResizing:
             self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER_TIMEOUT)
 
     def _set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
-        with self._connection.using(f"change the limits of VM {domain}") as conn:
-            found = ownership.find(conn, domain, self._profile.node)
+        with self._using(domain, "change the limits of") as found:
             if self._profile.cgroups is Cgroups.OFF:
                 # The kernel never runs a pinned thread on its group's other CPUs.
                 if "<vcpupin" in found.XMLDesc():
-                    self._pin(conn, found, limits.cpuset_cpus)
+                    self._pin(found, limits.cpuset_cpus)
                 return
             for scope in _scopes(found):
                 found.setSchedulerParametersFlags(live_cpu(limits, self._profile.cgroups), scope)
                 found.setMemoryParameters(live_memory(limits, self._profile.cgroups), scope)
             if limits.cpuset_cpus:
-                self._pin(conn, found, limits.cpuset_cpus)
+                self._pin(found, limits.cpuset_cpus)
 
-    def _pin(self, conn: libvirt.virConnect, found: libvirt.virDomain, cpus: str) -> None:
+    def _pin(self, found: libvirt.virDomain, cpus: str) -> None:
         chosen = numbers_in(cpus)
-        node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
+        node = cast("list[int]", found.connect().getInfo())  # type: ignore[no-untyped-call]  # the maps are annotated as bytes
         online = cast("bytes", tuple(number in chosen for number in range(node[2])))
         for scope in _scopes(found):
             # After its restart kubelet sends the same CPUs again, and the cells' pins must stay.

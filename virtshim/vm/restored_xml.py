@@ -21,7 +21,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from virtshim.model.errors import WrongState
 from virtshim.model.text import escaped
-from virtshim.vm.xml_text import QEMU_NAMESPACE, parsed, text_of
+from virtshim.vm.xml_text import parsed, qemu_tag, text_of
 
 # Elements of the domain that the container's own definition replaces.
 _OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune", "resource", "seclabel")
@@ -34,24 +34,10 @@ _OF_NODE: Final = ("devices/emulator", "os/loader")
 # How QEMU waits for a guest's memory; not for its next start.
 _INCOMING: Final = ("-incoming", "defer")
 # What only the guest sees: where its devices are, how it is built, what was plugged into it while it ran.
-_OF_GUEST_ALONE: Final = frozenset(
-    (
-        "address",
-        "alias",
-        "controller",
-        "cpu",
-        "currentMemory",
-        "feature",
-        "memory",
-        "model",
-        "target",
-        "topology",
-        "type",
-        "vcpu",
-        "vcpus",
-        "vendor",
-    )
-)
+_OF_GUEST_ALONE: Final = frozenset((
+    "address", "alias", "controller", "cpu", "currentMemory", "feature", "memory", "model", "target", "topology", "type", "vcpu",
+    "vcpus", "vendor",
+))  # fmt: skip
 # Of a port that was plugged in. libvirt removes the file that it finds there, whatever that is.
 _PLUGGED: Final = re.compile(r"exec-[0-9]{1,3}\.sock")
 # What libvirt leaves out of a definition for another node, and adds there itself.
@@ -87,7 +73,7 @@ def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
     commandline = result.find("{*}commandline")
     if commandline is not None:
         for value in _INCOMING:
-            SubElement(commandline, f"{{{QEMU_NAMESPACE}}}arg", value=value)
+            SubElement(commandline, qemu_tag("arg"), value=value)
     return text_of(result)
 
 

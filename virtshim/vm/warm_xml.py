@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element, SubElement
 from virtshim.model.errors import WrongState
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.vm.restored_xml import moved_to
-from virtshim.vm.xml_text import QEMU_NAMESPACE, parsed, text_of
+from virtshim.vm.xml_text import parsed, qemu_tag, text_of
 
 # vmwrapper's name for the socket that offers the memory.
 _MEMORY: Final = "VIRTSHIM_MEMORY"
@@ -102,9 +102,9 @@ def on_memory_xml(own: str, socket: str, *, waits: bool) -> str:
     commandline = _commandline(domain)
     if waits:
         for value in ("-incoming", "defer"):
-            SubElement(commandline, _qemu("arg"), value=value)
+            SubElement(commandline, qemu_tag("arg"), value=value)
     # libvirt wants all variables behind the arguments or before them, in any order.
-    SubElement(commandline, _qemu("env"), name=_MEMORY, value=socket)
+    SubElement(commandline, qemu_tag("env"), name=_MEMORY, value=socket)
     return text_of(domain)
 
 
@@ -171,15 +171,11 @@ def _set_user(domain: Element, uid: int) -> None:
 
 
 def _commandline(domain: Element) -> Element:
-    found = domain.find(_qemu("commandline"))
+    found = domain.find(qemu_tag("commandline"))
     if found is None:
         raise WrongState("the definition has no arguments for vmwrapper")
     return found
 
 
 def _variables(domain: Element) -> Iterator[Element]:
-    return _commandline(domain).iterfind(_qemu("env"))
-
-
-def _qemu(tag: str) -> str:
-    return f"{{{QEMU_NAMESPACE}}}{tag}"
+    return _commandline(domain).iterfind(qemu_tag("env"))

@@ -10,6 +10,11 @@ QEMU_NAMESPACE: Final = "http://libvirt.org/schemas/domain/qemu/1.0"
 register_namespace("qemu", QEMU_NAMESPACE)
 
 
+def qemu_tag(name: str) -> str:
+    """The tag of one of QEMU's own elements."""
+    return f"{{{QEMU_NAMESPACE}}}{name}"
+
+
 def parsed(text: str) -> Element:
     """The root, without comments. Raises ValueError for text that is not XML, and for a document type: libvirt never writes one,
     and its entities could name files or fill the memory."""

@@ -359,7 +359,7 @@ def _golden_names() -> set[str]:
 
 
 def _emitted_names() -> set[str]:
-    """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, _qemu and set."""
+    """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, qemu_tag and set."""
     found: set[str] = set()
     package = PROJECT / "virtshim" / "vm"
     for path in [
@@ -372,7 +372,7 @@ def _emitted_names() -> set[str]:
             if not isinstance(call, ast.Call):
                 continue
             function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            place = {"Element": 0, "SubElement": 1, "_text": 1, "_qemu": 0, "set": 0}.get(function)
+            place = {"Element": 0, "SubElement": 1, "_text": 1, "qemu_tag": 0, "set": 0}.get(function)
             if place is None or len(call.args) <= place:
                 continue
             name = call.args[place]
