@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 import grpc
 
 from virtshim.cri.error_codes import kind_of
-from virtshim.model import errors
-from virtshim.model.errors import PermissionRefused, ShimError, Unavailable
+from virtshim.model.errors import BY_KIND, PermissionRefused, ShimError, Unavailable
 
 # How long a call may take whose caller names no time.
 SECONDS: Final = 30.0
@@ -26,13 +25,6 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-
-_ERRORS: Final = {
-    error.kind: error
-    for error in vars(errors).values()
-    if isinstance(error, type) and issubclass(error, ShimError) and error is not ShimError
-}
-
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
@@ -78,7 +70,7 @@ def as_shim_errors() -> Iterator[None]:
         code, details = error.code(), error.details() or "no reason given"
         if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
             raise _not_connected(details) from error
-        raise _ERRORS[kind_of(code, details)](details) from error
+        raise BY_KIND[kind_of(code, details)](details) from error
 
 
 def _not_connected(details: str) -> ShimError:

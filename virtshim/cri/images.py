@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 import grpc
 
@@ -19,21 +20,14 @@ from virtshim.model.sandbox import check_handler
 from virtshim.system.pod_places import PodPlaces
 
 
+@dataclass(frozen=True)
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
-    """Calls that are not defined here answer UNIMPLEMENTED."""
+    """Calls that are not defined here answer UNIMPLEMENTED. `pulls`: limits concurrent pulls by namespace."""
 
-    def __init__(
-        self,
-        images: ImageService,
-        container_filesystem_usage: Callable[[], FilesystemUsage],
-        handlers: Collection[str],
-        pulls: PodPlaces,
-    ) -> None:
-        """`pulls`: limits concurrent pulls by namespace."""
-        self._images = images
-        self._pulls = pulls
-        self._container_filesystem_usage = container_filesystem_usage
-        self._handlers = handlers
+    images: ImageService
+    container_filesystem_usage: Callable[[], FilesystemUsage]
+    handlers: Collection[str]
+    pulls: PodPlaces
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
         return pb.ListImagesResponse(images=self._items(request.filter))
@@ -46,13 +40,13 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
 
     def _items(self, wanted: pb.ImageFilter) -> list[pb.Image]:
         if wanted.image.image:
-            found = self._images.find(wanted.image.image)
+            found = self.images.find(wanted.image.image)
             return [to_proto.image_item(found)] if found else []
-        return [to_proto.image_item(image) for image in self._images.all()]
+        return [to_proto.image_item(image) for image in self.images.all()]
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
         """For a missing image, the answer has no `image`; it is never NotFound."""
-        found = self._images.find(_reference(request.image))
+        found = self.images.find(_reference(request.image))
         if found is None:
             return pb.ImageStatusResponse()
         info = {"info": json.dumps(to_proto.image_facts(found))} if request.verbose else {}
@@ -60,12 +54,12 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
         """All handlers accept the same images."""
-        check_handler(request.image.runtime_handler, self._handlers)
+        check_handler(request.image.runtime_handler, self.handlers)
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
         try:
-            with self._pulls.held(request.sandbox_config.metadata.namespace):
-                image = self._images.pull(reference, credentials, set_when_cancelled(context))
+            with self.pulls.held(request.sandbox_config.metadata.namespace):
+                image = self.images.pull(reference, credentials, set_when_cancelled(context))
         except SignatureRefused as exc:
             # kubelet recognizes this word and tells the pod's owner.
             raise SignatureRefused(f"SignatureValidationFailed: {exc}") from exc
@@ -74,13 +68,13 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         return pb.PullImageResponse(image_ref=image.id.value)
 
     def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:
-        self._images.remove(_reference(request.image))
+        self.images.remove(_reference(request.image))
         return pb.RemoveImageResponse()
 
     def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
         return pb.ImageFsInfoResponse(
-            image_filesystems=[to_proto.filesystem_usage(self._images.files.filesystem_usage())],
-            container_filesystems=[to_proto.filesystem_usage(self._container_filesystem_usage())],
+            image_filesystems=[to_proto.filesystem_usage(self.images.files.filesystem_usage())],
+            container_filesystems=[to_proto.filesystem_usage(self.container_filesystem_usage())],
         )
 
 

@@ -32,21 +32,11 @@ _About = Callable[[Any], dict[str, str]]
 # kubelet makes these calls about every second, and virtshim answers them from memory. They are not logged, because they would
 # drown the log. They have threads of their own: if Status had to wait for stops, hooks or pulls, kubelet would take the node for
 # dead.
-_FREQUENT: Final = frozenset(
-    {
-        "Version",
-        "Status",
-        "ListPodSandbox",
-        "ListContainers",
-        "PodSandboxStatus",
-        "ContainerStatus",
-        "ImageStatus",
-        "ListImages",
-    }
-    | {"ImageFsInfo", "RuntimeConfig", "StreamPodSandboxes", "StreamContainers", "StreamImages"}
-    | {"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"}
-    | {"StreamContainerStats", "StreamPodSandboxStats", "StreamPodSandboxMetrics"}
-)
+_FREQUENT: Final = frozenset((
+    "Version", "Status", "RuntimeConfig", "ListPodSandbox", "ListContainers", "ListImages", "PodSandboxStatus", "ContainerStatus",
+    "ImageStatus", "ImageFsInfo", "StreamPodSandboxes", "StreamContainers", "StreamImages", "ListContainerStats",
+    "ListPodSandboxStats", "ListPodSandboxMetrics", "StreamContainerStats", "StreamPodSandboxStats", "StreamPodSandboxMetrics",
+))  # fmt: skip
 
 
 class CallInterceptor(grpc.ServerInterceptor):

@@ -11,7 +11,7 @@ import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_proto
-from virtshim.cri.services import ServicerPart, Services
+from virtshim.cri.services import ServicerPart
 
 log = structlog.get_logger(__name__)
 
@@ -59,23 +59,21 @@ class NodeCalls(ServicerPart):
         log.info("node.pod_cidr", cidr=request.runtime_config.network_config.pod_cidr[:200])
         return pb.UpdateRuntimeConfigResponse()
 
-
-# GetContainerEvents: one stream for each client.
-
-
-class EventCalls(ServicerPart):
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._broadcaster = services.events
-
     def GetContainerEvents(
         self, request: pb.GetEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ContainerEventResponse]:
         """The initial metadata says that the client misses nothing from now on. A client that fell behind and reads
         nothing at all is disconnected after its grace: until then its thread waits in the middle of a message."""
-        cut = threading.Timer(self._broadcaster.grace, context.cancel)
+        cut = threading.Timer(self._services.events.grace, context.cancel)
         cut.daemon = True
-        subscription = self._broadcaster.subscribe(on_drop=cut.start)
+
+        def drop() -> None:
+            try:
+                cut.start()
+            except RuntimeError:  # the system has no thread for it
+                context.cancel()
+
+        subscription = self._services.events.subscribe(on_drop=drop)
         try:
             if not context.add_callback(subscription.close):
                 return  # the client has disconnected
@@ -88,4 +86,4 @@ class EventCalls(ServicerPart):
 
     def end_streams(self) -> None:
         """Ends all streams, because the server stops and they never end by themselves."""
-        self._broadcaster.close()
+        self._services.events.close()

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
 import grpc
 import structlog
 
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
-from virtshim.guest.login import check_user, parse_keys
-from virtshim.guest.ports import GuestOperations
-from virtshim.model.errors import InvalidRequest, WrongState
-from virtshim.pods.lookup import get_running_container, pod_of
-from virtshim.streaming.ports import AttachStreams, Streams
-
-if TYPE_CHECKING:
-    from virtshim.store.ports import Records
-    from virtshim.streaming.ports import Streaming
-from collections.abc import Callable
-from typing import Any
-
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.containers import ContainerCalls
 from virtshim.cri.exec_attach_forward import ExecAttachForwardCalls
 from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import CallInterceptor
-from virtshim.cri.node import EventCalls, NodeCalls
+from virtshim.cri.node import NodeCalls
 from virtshim.cri.sandboxes import SandboxCalls
 from virtshim.cri.stats import StatsCalls
+from virtshim.guest.login import check_user, parse_keys
+from virtshim.guest.ports import GuestOperations
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.pods.lookup import get_running_container, pod_of
+from virtshim.store.ports import Records
+from virtshim.streaming.ports import AttachStreams, Streaming, Streams
 from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 
@@ -37,13 +33,13 @@ _SECONDS: Final = 30.0
 _MAX_KEYS: Final = 100
 
 
+@dataclass(frozen=True)
 class AdminServicer(admin_pb2_grpc.AdminServicer):
     """Serves virtshim's own commands on the CRI socket."""
 
-    def __init__(self, records: Records, guests: GuestOperations, streaming: Streaming) -> None:
-        self._records = records
-        self._guests = guests
-        self._streaming = streaming
+    records: Records
+    guests: GuestOperations
+    streaming: Streaming
 
     def AddSshKeys(
         self, request: admin_pb2.AddSshKeysRequest, context: grpc.ServicerContext
@@ -52,21 +48,21 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         keys = parse_keys("\n".join(request.keys))
         if not 1 <= len(keys) <= _MAX_KEYS:
             raise InvalidRequest(f"{len(keys)} SSH keys: give 1 to {_MAX_KEYS}")
-        container = get_running_container(self._records, request.container_id)
-        self._guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
+        container = get_running_container(self.records, request.container_id)
+        self.guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
         log.info("guest.ssh_keys.added", container=container.id.short, user=request.user, keys=len(keys))
         return admin_pb2.AddSshKeysResponse()
 
     def AttachConsole(
         self, request: admin_pb2.AttachConsoleRequest, context: grpc.ServicerContext
     ) -> admin_pb2.AttachConsoleResponse:
-        container = get_running_container(self._records, request.container_id)
+        container = get_running_container(self.records, request.container_id)
         config = container.config
         if request.stdin and not config.stdin:
             raise WrongState(f"container {container.id.short} was created without stdin; set stdin in its spec to type")
         streams = Streams(stdin=request.stdin, stdout=True, tty=True)
-        wanted = AttachStreams(container.id, streams, config.stdin_once, pod=pod_of(self._records, container))
-        return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
+        wanted = AttachStreams(container.id, streams, config.stdin_once, pod=pod_of(self.records, container))
+        return admin_pb2.AttachConsoleResponse(url=self.streaming.offer(wanted))
 
 
 class RuntimeServicer(
@@ -75,7 +71,6 @@ class RuntimeServicer(
     ContainerCalls,
     ExecAttachForwardCalls,
     StatsCalls,
-    EventCalls,
     api_pb2_grpc.RuntimeServiceServicer,
 ):
     """Combines all parts of RuntimeService; a call is in the file of its subject. Each call converts the request, calls one use

@@ -29,26 +29,20 @@ _CDI_ANNOTATIONS = "cdi.k8s.io/"
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
 
-class _Faults:
+class _Faults(list[str]):
     """Collects faults and raises them together."""
 
     def __init__(self, call: str) -> None:
+        super().__init__()
         self._call = call
-        self._faults: list[str] = []
-
-    def add(self, fault: str) -> None:
-        self._faults.append(fault)
-
-    def add_all(self, faults: Iterable[str]) -> None:
-        self._faults.extend(faults)
 
     def require(self, condition: object, fault: str) -> None:
         if not condition:
-            self._faults.append(fault)
+            self.append(fault)
 
     def done(self) -> None:
-        if self._faults:
-            raise InvalidRequest(f"{self._call}: " + "; ".join(self._faults))
+        if self:
+            raise InvalidRequest(f"{self._call}: " + "; ".join(self))
 
 
 def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
@@ -58,7 +52,7 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
     )
     faults.done()
     meta = config.metadata
-    faults.add_all(validation.metadata_faults(meta))
+    faults.extend(validation.metadata_faults(meta))
     faults.done()
     return PodKey(meta.namespace, meta.name, meta.uid, meta.attempt)
 
@@ -66,8 +60,8 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
 def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> SandboxConfig:
     """Raises InvalidRequest for what a virtual machine cannot do."""
     faults = _Faults("RunPodSandbox")
-    faults.add_all(validation.sandbox_faults(config))
-    faults.add_all(validation.dns_faults(config))
+    faults.extend(validation.sandbox_faults(config))
+    faults.extend(validation.dns_faults(config))
     directory = config.log_directory
     faults.require(
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
@@ -75,13 +69,13 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
     try:
         check_path(directory, "config.log_directory")
     except InvalidRequest as wrong:
-        faults.add(str(wrong))
+        faults.append(str(wrong))
     _check_metadata_size(config, faults)
     ports = tuple(_port(mapping, faults) for mapping in config.port_mappings)
     try:
         parent_path(config.linux.cgroup_parent)
     except InvalidRequest as wrong:
-        faults.add(str(wrong))
+        faults.append(str(wrong))
     overhead = _resources(config.linux.overhead, "config.linux.overhead", faults)
     sums = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
@@ -134,7 +128,7 @@ def _port(mapping: pb.PortMapping, faults: _Faults) -> PortMapping:
     for field in ("container_port", "host_port"):
         value = getattr(mapping, field)
         faults.require(0 <= value <= 65535, f"config.port_mappings.{field} {value} is not a port")
-    faults.add_all(validation.host_address_faults(mapping.host_ip))
+    faults.extend(validation.host_address_faults(mapping.host_ip))
     protocol = _PROTOCOLS.get(mapping.protocol)
     faults.require(protocol, f"config.port_mappings.protocol {mapping.protocol} is unknown")
     return PortMapping(protocol or "tcp", mapping.container_port, mapping.host_port, mapping.host_ip)
@@ -155,7 +149,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     """Raises InvalidRequest for what a virtual machine cannot do (see `virtshim.cri.validation`)."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
-    faults.add_all(validation.container_faults(config))
+    faults.extend(validation.container_faults(config))
     _check_seccomp(config.linux.security_context, faults)
     _check_metadata_size(config, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
@@ -242,7 +236,7 @@ def _capabilities(names: Iterable[str], where: str, faults: _Faults) -> tuple[st
         try:
             found.append(capability(name))
         except InvalidRequest as wrong:
-            faults.add(f"{where}: {wrong}")
+            faults.append(f"{where}: {wrong}")
     return tuple(dict.fromkeys(found))
 
 
@@ -264,14 +258,14 @@ def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Res
     """Reads the resources of an update. Raises InvalidRequest, starting with the call's name."""
     faults = _Faults(call)
     changes = changes_in(_read_resources(message))
-    faults.add_all(_faults_of(changes, where))
+    faults.extend(_faults_of(changes, where))
     faults.done()
     return changes
 
 
 def _resources(resources: pb.LinuxContainerResources, where: str, faults: _Faults) -> Resources:
     read = _read_resources(resources)
-    faults.add_all(_faults_of(read, where))
+    faults.extend(_faults_of(read, where))
     return read
 
 

@@ -21,6 +21,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 
 class Kind(enum.Enum):
@@ -95,3 +97,10 @@ class Aborted(ShimError):
 
 class InternalError(ShimError):
     kind = Kind.INTERNAL
+
+
+BY_KIND: Final[Mapping[Kind, type[ShimError]]] = {
+    error.kind: error
+    for error in globals().values()
+    if isinstance(error, type) and issubclass(error, ShimError) and error is not ShimError
+}

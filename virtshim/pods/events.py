@@ -114,7 +114,7 @@ class EventBroadcaster:
 
     def subscribe(self, on_drop: Callable[[], object] = lambda: None) -> Subscription:
         """Subscribes to all changes from now on. `on_drop` is called once, on the publisher's thread, if the subscriber
-        falls behind; it must not wait. Raises ResourceExhausted if `most` have subscribed, Unavailable after
+        falls behind; it must not wait or raise. Raises ResourceExhausted if `most` have subscribed, Unavailable after
         `close`."""
         with self._lock:
             if self._closed:

@@ -13,40 +13,9 @@ from typing import Final, TypeVar
 
 from tapmanager import protocol
 from tapmanager.fields import BadField, Json
-from virtshim.model.errors import (
-    Aborted,
-    AlreadyExists,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    Kind,
-    NotFound,
-    PermissionRefused,
-    ResourceExhausted,
-    ShimError,
-    Unavailable,
-    Unimplemented,
-    WrongState,
-)
+from virtshim.model.errors import BY_KIND, DeadlineExceeded, InternalError, Kind, Unavailable
 
 T = TypeVar("T")
-
-_ERRORS: Mapping[Kind, type[ShimError]] = {
-    error.kind: error
-    for error in (
-        InvalidRequest,
-        NotFound,
-        AlreadyExists,
-        WrongState,
-        DeadlineExceeded,
-        Unavailable,
-        ResourceExhausted,
-        PermissionRefused,
-        Unimplemented,
-        Aborted,
-        InternalError,
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +103,7 @@ class TapmanagerConnection:
         try:
             yield
         except protocol.RemoteError as exc:
-            raise _ERRORS[Kind(exc.kind)](str(exc)) from exc
+            raise BY_KIND[Kind(exc.kind)](str(exc)) from exc
         except (protocol.FrameError, BadField) as exc:
             raise InternalError(f"{doing}: {self._program.name}'s answer cannot be used: {exc}") from exc
         except TimeoutError as exc:

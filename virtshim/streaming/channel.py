@@ -54,28 +54,14 @@ class ByteRoom(Protocol):
         """Sets the event when there may be more room."""
 
 
-class Boundless:
-    """Implements `ByteRoom` without a common limit."""
-
-    def allowed(self, mine: int) -> int:
-        del mine
-        return sys.maxsize
-
-    def hold(self, more: int) -> None:
-        pass
-
-    def wait(self, event: asyncio.Event) -> None:
-        pass
-
-
 class Pipe:
     """A bounded pipe: one task writes (`room`, then `put` of what fits) and waits if the other does not read fast enough.
     Holds at most `limit` bytes and one piece. Counts waiting bytes against `room`, and those of the last `read` until the
     next one, because the reader is still passing them on."""
 
-    def __init__(self, limit: int = 256 << 10, room: ByteRoom | None = None) -> None:
+    def __init__(self, room: ByteRoom, limit: int = 256 << 10) -> None:
         self._limit = limit
-        self._shared = room or Boundless()
+        self._shared = room
         self._bytes = bytearray()
         self._passing = 0
         self._ended = False

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -126,26 +126,18 @@ class StreamTimeouts:
     linger: float = 2.0
 
 
+@dataclass(frozen=True)
 class ConnectionHandler:
-    def __init__(
-        self,
-        tokens: Tokens,
-        attaches: Attaches,
-        execs: Execs,
-        screens: Screens,
-        timeouts: StreamTimeouts,
-        room: StreamRoom,
-    ) -> None:
-        self._tokens = tokens
-        self._attaches = attaches
-        self._execs = execs
-        self._screens = screens
-        self._timeouts = timeouts
-        self._room = room
-        self._unauthenticated: dict[asyncio.Task[Any], None] = {}  # in order of arrival
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._sessions: dict[asyncio.Event, ContainerId | SandboxId] = {}
-        self.closing = asyncio.Event()
+    _tokens: Tokens
+    _attaches: Attaches
+    _execs: Execs
+    _screens: Screens
+    _timeouts: StreamTimeouts
+    _room: StreamRoom
+    _unauthenticated: dict[asyncio.Task[Any], None] = field(default_factory=dict)  # in order of arrival
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _sessions: dict[asyncio.Event, ContainerId | SandboxId] = field(default_factory=dict)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- from outside
 

@@ -11,14 +11,12 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from virtshim.guest.command import GuestCommand
+from virtshim.guest.command import PATH, GuestCommand
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.model.text import printable_text
 from virtshim.streaming.channel import PIECE, SEND_BUFFER, Gone
 from virtshim.streaming.ports import VNC_PORT, Ended, Execs, Output, OutStream, Screens, StreamSession
-
-_ENV: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
 
 # Connects standard input and output to a port (the argument), and passes the end of input on. Uses the first tool that the guest
 # has, quick and exact ones first; only bash cannot pass the end of input on.
@@ -61,7 +59,7 @@ exit 127
 
 def dial_command(port: int) -> GuestCommand:
     """Exits with 0 after the connection; with another code and a reason on stderr if there was no connection."""
-    return GuestCommand(("/bin/sh", "-c", DIAL_SCRIPT, "virtshim-dial", str(port)), _ENV)
+    return GuestCommand(("/bin/sh", "-c", DIAL_SCRIPT, "virtshim-dial", str(port)), PATH)
 
 
 # Seconds for a pod to answer; after that it counts as unreachable.

@@ -138,8 +138,6 @@ def _key_without_request_id(number: int, kind: str) -> str:
     return f"stream {number if kind == 'error' else number - 2}"
 
 
-log = structlog.get_logger(__name__)
-
 FORWARD_WEBSOCKET_PROTOCOLS: Final = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 
 # SPDY inside binary messages.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -22,12 +21,6 @@ _MAX_PENDING: Final = 4096
 _MAX: Final = 0xFFFF  # struct winsize holds 16 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    width: int
-    height: int
-
-
 class SizeReader:
     """Ignores invalid input, because a wrong size must not end a user's shell."""
 
@@ -35,8 +28,8 @@ class SizeReader:
         self._text = ""
         self._decoder = json.JSONDecoder()
 
-    def feed(self, data: bytes) -> Size | None:
-        """The newest complete size, if there is one."""
+    def feed(self, data: bytes) -> tuple[int, int] | None:
+        """The newest complete size (width, height), if there is one."""
         text = self._text + data.decode("ascii", errors="replace")
         if len(text) > _MAX_PENDING:
             # Reads only the end, because all sessions wait meanwhile.
@@ -60,12 +53,12 @@ def _pending(text: str) -> str:
     return text if text.startswith("{") and len(text) < _MAX_PENDING else ""
 
 
-def _size(value: object) -> Size | None:
+def _size(value: object) -> tuple[int, int] | None:
     if not isinstance(value, dict):
         return None
     width, height = value.get("Width"), value.get("Height")
     if isinstance(width, int) and isinstance(height, int) and 0 < width <= _MAX and 0 < height <= _MAX:
-        return Size(width, height)
+        return width, height
     return None
 
 
@@ -185,7 +178,7 @@ async def _resize(client: RemoteClient, session: StreamSession) -> None:
     with contextlib.suppress(ShimError):
         while data := await client.resize():
             if size := sizes.feed(data):
-                await session.resize(size.width, size.height)
+                await session.resize(*size)
 
 
 async def _closed(session: StreamSession) -> None:

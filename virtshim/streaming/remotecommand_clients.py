@@ -93,16 +93,14 @@ class SpdyRemote:
 
 
 def _names(wanted: Streams, protocol: str) -> set[str]:
-    names = {"error"}
-    if wanted.stdin:
-        names.add("stdin")
-    if wanted.stdout:
-        names.add("stdout")
-    if wanted.stderr:
-        names.add("stderr")
-    if wanted.tty and protocol in _WITH_RESIZE:
-        names.add("resize")
-    return names
+    names = {
+        "error": True,
+        "stdin": wanted.stdin,
+        "stdout": wanted.stdout,
+        "stderr": wanted.stderr,
+        "resize": wanted.tty and protocol in _WITH_RESIZE,
+    }
+    return {name for name, is_wanted in names.items() if is_wanted}
 
 
 log = structlog.get_logger(__name__)

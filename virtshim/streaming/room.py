@@ -112,7 +112,7 @@ class SessionRoom:
         self._closed = False
 
     def pipe(self) -> Pipe:
-        return Pipe(room=self)
+        return Pipe(self)
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[None]:

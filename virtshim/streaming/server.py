@@ -65,8 +65,6 @@ class ConnectionListener:
         self._on_connection(sock)
 
 
-log = structlog.get_logger(__name__)
-
 _BACKLOG: Final = 128
 _START: Final = 10.0
 

@@ -181,6 +181,22 @@ def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path) ->
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
 
 
+def test_a_client_that_is_dropped_while_the_system_has_no_thread_fails_no_call_of_others(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", no_thread)
+    world.app.services.events.room = 2
+    with following(client) as slow:
+        for n in range(8):
+            client.run(f"pod-{n}", annotations=BIG)
+        assert not world.app.services.events.has_listeners
+        with pytest.raises(grpc.RpcError):
+            list(slow)
+
+
 def test_a_stopping_server_ends_event_streams_at_once_as_unavailable(world: World, tmp_path: Path) -> None:
     settings = world.settings.model_copy(update={"cri": Cri(socket=str(tmp_path / "s"))})
     server = world.app.server(settings)

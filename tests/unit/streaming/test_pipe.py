@@ -9,6 +9,11 @@ import pytest
 from fakes.journal import WAIT_LIMIT
 
 from virtshim.streaming.channel import Gone, Pipe, put
+from virtshim.streaming.room import SessionRoom, StreamLimits, StreamRoom
+
+
+def pipe_of(limit: int) -> Pipe:
+    return Pipe(SessionRoom(StreamRoom(StreamLimits()), "team/pod"), limit)
 
 
 def run(work: Any) -> Any:
@@ -17,7 +22,7 @@ def run(work: Any) -> Any:
 
 def test_a_pipe_gives_back_all_that_was_put_and_then_the_end():
     async def test() -> None:
-        pipe = Pipe()
+        pipe = pipe_of(256 << 10)
         pipe.put(b"one ")
         pipe.put(b"two")
         pipe.end()
@@ -30,7 +35,7 @@ def test_a_pipe_gives_back_all_that_was_put_and_then_the_end():
 
 def test_a_reader_waits_for_the_writer():
     async def test() -> None:
-        pipe = Pipe()
+        pipe = pipe_of(256 << 10)
         reading = asyncio.create_task(pipe.read())
         await asyncio.sleep(0)
         assert not reading.done()
@@ -42,7 +47,7 @@ def test_a_reader_waits_for_the_writer():
 
 def test_a_full_pipe_blocks_its_writer_until_it_is_read():
     async def test() -> None:
-        pipe = Pipe(limit=10)
+        pipe = pipe_of(10)
         pipe.put(b"0123456789")
         waiting = asyncio.create_task(pipe.room())
         await asyncio.sleep(0)
@@ -55,7 +60,7 @@ def test_a_full_pipe_blocks_its_writer_until_it_is_read():
 
 def test_a_discarding_pipe_always_has_room_and_keeps_nothing():
     async def test() -> None:
-        pipe = Pipe(limit=10)
+        pipe = pipe_of(10)
         pipe.put(b"0123456789")
         pipe.discard()
         await pipe.room()
@@ -68,7 +73,7 @@ def test_a_discarding_pipe_always_has_room_and_keeps_nothing():
 
 def test_a_writer_that_waits_notices_that_the_client_has_left():
     async def test() -> None:
-        pipe = Pipe(limit=1)
+        pipe = pipe_of(1)
         pipe.put(b"full")
         looks = iter([False, False, True])
         with pytest.raises(Gone):

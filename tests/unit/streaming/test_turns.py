@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from fakes.spdy import PING, SYN_STREAM, Writer, control, data
 
-from virtshim.streaming.channel import PIECE, Pipe
+from virtshim.streaming.channel import PIECE
+from virtshim.streaming.room import SessionRoom, StreamLimits, StreamRoom
 from virtshim.streaming.spdy.peer import SpdyPeer
 from virtshim.streaming.websocket import WebSocket
 
 # Frames that others may have to wait for.
 A_FEW = 100
+
+ROOM = SessionRoom(StreamRoom(StreamLimits()), "team/pod")
 
 
 class Once:
@@ -64,7 +67,7 @@ async def read_all(said: bytes) -> None:
 def spdy(said: bytes) -> Coroutine[Any, Any, None]:
     """Of a session with stream 1."""
     opened = Writer().syn_stream(1, {"streamtype": "stdin"})
-    return SpdyPeer(Once(opened + said), 1, lambda _stream: None, Pipe).run()
+    return SpdyPeer(Once(opened + said), 1, lambda _stream: None, ROOM.pipe).run()
 
 
 def filling(frame: bytes) -> tuple[bytes, int]:
@@ -106,6 +109,6 @@ def test_spdy_frames_before_a_malformed_one_are_answered() -> None:
             sent.append(data)
 
     ping, mistake = control(PING, struct.pack(">I", 7)), control(SYN_STREAM, b"short")
-    asyncio.run(SpdyPeer(Kept(ping + mistake), 1, lambda _stream: None, Pipe).run())
+    asyncio.run(SpdyPeer(Kept(ping + mistake), 1, lambda _stream: None, ROOM.pipe).run())
     assert b"".join(sent).startswith(ping)
     assert len(b"".join(sent)) == len(ping) + 16, "and told to go away"
