@@ -40,8 +40,12 @@ from virtshim.cri.interceptors import subject_of
 from virtshim.cri.operator_server import OperatorServer, OperatorServicer
 from virtshim.cri.server import AdminServicer, CriServer, RuntimeServicer
 from virtshim.cri.services import Services
-from virtshim.devices.health import FunctionInspection
-from virtshim.devices.services import DevicePorts, DeviceRules, DeviceServices, device_services
+from virtshim.devices.claims import BorrowedDevices, DeviceClaims
+from virtshim.devices.health import DeviceHealth, FunctionInspection
+from virtshim.devices.releases import DeviceReleases
+from virtshim.devices.resets import DeviceResets
+from virtshim.devices.services import DeviceServices
+from virtshim.devices.unplug import UnplugDevices, UsbReprobe
 from virtshim.guest.boot_phases import BootProgress, Starts
 from virtshim.guest.entrypoint_runner import EntrypointRunner, GuestFollowers
 from virtshim.guest.freeze import GuestFreezer
@@ -498,21 +502,17 @@ def _repairs(
 
 
 def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
-    own = settings.devices
-    return device_services(
-        a.records,
-        DevicePorts(
-            hypervisor=a.vm.hypervisor,
-            unplugging=a.vm.unplugging,
-            devices=a.devices.host,
-            drivers=a.devices.drivers,
-            errors=a.devices.errors,
-            borrowed=a.records.borrowed,
-            conditions=a.records.device_conditions,
-        ),
-        a.clock,
-        locks,
-        DeviceRules(bind=own.bind, reset=own.reset, unplug=own.unplug, timeout=settings.cri.stop_timeout),
+    own, drivers, errors = settings.devices, a.devices.drivers, a.devices.errors
+    timeout = settings.cri.stop_timeout
+    resets = DeviceResets(a.records, a.records.device_conditions, drivers, errors, a.clock, timeout)
+    releases = DeviceReleases(a.records, resets, UsbReprobe(drivers, timeout), locks, timeout, own.reset)
+    return DeviceServices(
+        claims=DeviceClaims(a.records, a.vm.hypervisor, a.devices.host, resets, releases),
+        borrowed=BorrowedDevices(a.records, a.records.borrowed, drivers, timeout, own.bind),
+        health=DeviceHealth(a.records, errors, resets),
+        resets=resets,
+        releases=releases,
+        unplug=UnplugDevices(a.records, a.vm.unplugging, a.clock, locks, own.unplug),
     )
 
 

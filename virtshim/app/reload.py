@@ -157,21 +157,15 @@ def _value(settings: BaseModel, key: Sequence[str | int]) -> Any:
 log = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True)
 class Reload:
     """`file` as for `load_settings`; `use` brings into force what its program can change, and must not fail; `own`: tables and
     settings that the program reads at all."""
 
-    def __init__(
-        self,
-        file: str | None,
-        in_force: Settings,
-        use: Callable[[Settings], None],
-        own: Collection[str],
-    ) -> None:
-        self._file = file
-        self.in_force = in_force
-        self._use = use
-        self._own = own
+    file: str | None
+    in_force: Settings
+    use: Callable[[Settings], None]
+    own: Collection[str]
 
     def start(self, asked: queue.SimpleQueue[None]) -> None:
         """Starts the thread that reloads the settings once for each entry of `asked`."""
@@ -196,7 +190,7 @@ class Reload:
     def again(self) -> bool:
         """Reloads the settings. Returns whether the new ones are in force."""
         try:
-            new = load_settings(self._file)
+            new = load_settings(self.file)
         except BadConfiguration as exc:
             refused = exc.faults
         else:
@@ -210,14 +204,14 @@ class Reload:
         found = [(name, now) for name, now in changed(self.in_force, new) if self._is_mine(name)]
         held = with_reloaded(self.in_force, new)
         set_log_level(held.log.level)
-        self._use(held)
+        self.use(held)
         self.in_force = held
         log.info("settings.reloaded", changed=[name for name, now in found if now])
         if later := [name for name, now in found if not now]:
             log.warning("settings.need_restart", settings=later)
 
     def _is_mine(self, name: str) -> bool:
-        return name in self._own or name.partition(".")[0] in self._own
+        return name in self.own or name.partition(".")[0] in self.own
 
 
 def _sizes(settings: Settings) -> NodeLimits:

@@ -13,7 +13,7 @@ import json
 import os.path
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -50,26 +50,17 @@ class _Work:
     frozen_file_systems: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointContainer:
-    def __init__(
-        self,
-        records: Records,
-        pausing: VmPausing,
-        files: CheckpointFiles,
-        layout: Layout,
-        clock: Clock,
-        locks: PodLocks,
-        freezer: GuestFreezer,
-    ) -> None:
-        self._records = records
-        self._pausing = pausing
-        self._files = files
-        self._layout = layout
-        self._clock = clock
-        self._locks = locks
-        self._freezer = freezer
-        self._lock = threading.Lock()
-        self._under_way: set[ContainerId] = set()
+    records: Records
+    pausing: VmPausing
+    files: CheckpointFiles
+    layout: Layout
+    clock: Clock
+    locks: PodLocks
+    freezer: GuestFreezer
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _under_way: set[ContainerId] = field(default_factory=set)
 
     def checkpoint(self, wanted: Container, location: str, deadline: Deadline) -> None:
         """`location`: the absolute path of the archive. Errors: InvalidRequest (location), NotFound, WrongState (not
@@ -88,13 +79,13 @@ class CheckpointContainer:
     def finish_leftover(self, container: Container) -> None:
         """Cleans up the checkpoint that another process or a failed clean-up left unfinished."""
         with self._alone(container.id) as is_alone:
-            now = self._records.containers.get(container.id)
+            now = self.records.containers.get(container.id)
             if not is_alone or now is None:
                 return
             if now.status.checkpointing:
                 self._tidy(now, was_paused=True)
-            elif now.status.frozen and not self._freezer.is_held(now.id):
-                self._freezer.after_resume(now.id)
+            elif now.status.frozen and not self.freezer.is_held(now.id):
+                self.freezer.after_resume(now.id)
 
     @contextlib.contextmanager
     def _alone(self, container: ContainerId) -> Iterator[bool]:
@@ -109,8 +100,8 @@ class CheckpointContainer:
                     self._under_way.discard(container)
 
     def _begin(self, wanted: Container, location: str) -> Container:
-        with self._locks.held(wanted.sandbox_id):
-            container = existing_container(self._records, wanted.id)
+        with self.locks.held(wanted.sandbox_id):
+            container = existing_container(self.records, wanted.id)
             if container.status.checkpointing:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
             if container.unusable:
@@ -121,7 +112,7 @@ class CheckpointContainer:
                 )
             if container.status.paused:
                 raise WrongState(f"container {container.id} is paused by an operator; `virtshim resume` first")
-            if self._freezer.is_held(container.id):
+            if self.freezer.is_held(container.id):
                 raise WrongState(f"the file systems of container {container.id} are frozen; `virtshim thaw` first")
             if container.granted.passthrough:
                 raise WrongState(
@@ -143,30 +134,30 @@ class CheckpointContainer:
                     f"container {container.id} has volumes ({container.spec.volumes[0].guest}), whose state cannot be saved"
                 )
             container = container.with_checkpoint(location)
-            self._records.containers.replace(container)
+            self.records.containers.replace(container)
             return container
 
     def _write(self, work: _Work) -> None:
         """Runs without the pod's lock, so that StopContainer need not wait. StopContainer then ends the VM, and this
         call fails."""
-        container, clock = work.container, self._clock
+        container, clock = work.container, self.clock
 
         def check() -> None:
             if not work.deadline.left(clock.monotonic()):
                 raise DeadlineExceeded(f"the checkpoint of container {container.id} took too long; allow it more time")
 
-        directory = self._files.begin(work.location, container.id)
+        directory = self.files.begin(work.location, container.id)
         domain = container.domain_uuid
         check()
-        work.frozen_file_systems = self._freezer.freeze(container)
-        self._pausing.pause(domain)
+        work.frozen_file_systems = self.freezer.freeze(container)
+        self.pausing.pause(domain)
         work.is_paused = True
         began = clock.monotonic()
-        self._pausing.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
-        self._files.copy(root_disk_of(self._layout, container), os.path.join(directory, _DISK), check)
-        self._pausing.resume(domain)
+        self.pausing.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
+        self.files.copy(root_disk_of(self.layout, container), os.path.join(directory, _DISK), check)
+        self.pausing.resume(domain)
         work.is_paused = False
-        self._freezer.after_resume(container.id)
+        self.freezer.after_resume(container.id)
         seconds = round(clock.monotonic() - began, 3)
         log.info(
             "vm.stood_still",
@@ -174,30 +165,30 @@ class CheckpointContainer:
             seconds=seconds,
             frozen_file_systems=work.frozen_file_systems,
         )
-        self._files.copy(self._layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
-        self._files.finish(work.location, container.id, self._manifest(container, work.frozen_file_systems), check)
+        self.files.copy(self.layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
+        self.files.finish(work.location, container.id, self._manifest(container, work.frozen_file_systems), check)
 
     def _tidy(self, container: Container, *, was_paused: bool) -> None:
         """Updates the record last: while it names a checkpoint, `virtshim.recovery.watch_pods` repeats the clean-up."""
         try:
-            now = self._records.containers.get(container.id)
+            now = self.records.containers.get(container.id)
             if was_paused and (now is None or not now.status.saving):  # the guest of a saved state never runs again
-                self._pausing.resume(container.domain_uuid, container.id)
-            self._freezer.after_resume(container.id, was_paused=was_paused)
-            self._files.discard(container.status.checkpointing, container.id)
-            with self._locks.held(container.sandbox_id):
-                now = self._records.containers.get(container.id)
+                self.pausing.resume(container.domain_uuid, container.id)
+            self.freezer.after_resume(container.id, was_paused=was_paused)
+            self.files.discard(container.status.checkpointing, container.id)
+            with self.locks.held(container.sandbox_id):
+                now = self.records.containers.get(container.id)
                 if now is not None:
-                    self._records.containers.replace(now.with_checkpoint(""))
+                    self.records.containers.replace(now.with_checkpoint(""))
         except ShimError as exc:
             log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
 
     def _manifest(self, container: Container, frozen_file_systems: int) -> bytes:
         """Describes the archive: which container, and the names of the files. docs/operate.md explains the files."""
-        sandbox = self._records.sandboxes.get(container.sandbox_id)
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
         facts = {
             "format": _FORMAT,
-            "writtenAt": self._clock.now_ns(),
+            "writtenAt": self.clock.now_ns(),
             "pod": {"namespace": sandbox.key.namespace, "name": sandbox.key.name, "uid": sandbox.key.uid}
             if sandbox
             else None,

@@ -330,8 +330,6 @@ class EmptyDisks:
 # Step: writes what configures the guest at its first boot: the cloud-init seed ISO, the Ignition file, or the CD-ROM
 # for Windows' setup.
 
-log = structlog.get_logger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Seed:

@@ -63,26 +63,18 @@ _FACTS_SECONDS = 1.0
 _SET_UP_SECONDS = 70.0
 
 
+@dataclass(frozen=True, slots=True)
 class ExecCommand:
     """Implements `virtshim.streaming.ports.Execs`. A call that waits for its command holds one of the server's threads,
     and a command may hang. There are therefore fewer `places` than threads, and each pod gets only some of them.
     `agent_timeout`: seconds that the agent gets from the container's start to its first answer."""
 
-    def __init__(
-        self,
-        records: Records,
-        guests: GuestAgents,
-        places: PodPlaces,
-        clock: Clock,
-        agent_timeout: Live[float],
-        guest_set_up: GuestSetUp,
-    ) -> None:
-        self._records = records
-        self._guests = guests
-        self._places = places
-        self._clock = clock
-        self._agent_timeout = agent_timeout
-        self._guest_set_up = guest_set_up
+    records: Records
+    guests: GuestAgents
+    places: PodPlaces
+    clock: Clock
+    agent_timeout: Live[float]
+    guest_set_up: GuestSetUp
 
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
@@ -91,33 +83,33 @@ class ExecCommand:
         those of `GuestAgents.run`."""
         _refuse_unless_running(container)
         command = in_container(container, argv)
-        with self._places.held(pod_of(self._records, container)):
-            age = (self._clock.now_ns() - container.status.started_at) / 1e9
-            within = agent_may_take(container.config.annotations, argv, age, self._agent_timeout.now)
-            left = self._guest_set_up.before_command(container, timeout, cancelled, within)
-            return self._guests.run(container.id, command, left, cancelled, within)
+        with self.places.held(pod_of(self.records, container)):
+            age = (self.clock.now_ns() - container.status.started_at) / 1e9
+            within = agent_may_take(container.config.annotations, argv, age, self.agent_timeout.now)
+            left = self.guest_set_up.before_command(container, timeout, cancelled, within)
+            return self.guests.run(container.id, command, left, cancelled, within)
 
     async def start(self, request: ExecRequest) -> StreamSession:
-        container = existing_container(self._records, request.container)
+        container = existing_container(self.records, request.container)
         _refuse_unless_running(container)
         command = in_container(container, request.command, tty=request.streams.tty)
-        set_up = asyncio.wrap_future(self._guest_set_up.before_session(container))
+        set_up = asyncio.wrap_future(self.guest_set_up.before_session(container))
         done, _ = await asyncio.wait({set_up}, timeout=_SET_UP_SECONDS)
         if done and (error := set_up.result()) is not None:
             raise error
-        return await self._guests.open(container.id, command, request.streams)
+        return await self.guests.open(container.id, command, request.streams)
 
     async def dial(self, container: ContainerId, port: int) -> StreamSession:
-        found = existing_container(self._records, container)
+        found = existing_container(self.records, container)
         _refuse_unless_running(found)
-        return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
+        return await self.guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
 
     def guest_info(self, container: Container) -> Mapping[str, object]:
         """What the guest agent reports about the guest. Empty if the container does not run, or if no agent answers at
         once."""
         if not container.is_running:
             return {}
-        return self._guests.guest_info(container.id, _FACTS_SECONDS)
+        return self.guests.guest_info(container.id, _FACTS_SECONDS)
 
 
 def _refuse_unless_running(container: Container) -> None:

@@ -93,71 +93,55 @@ class _Stop:
     break_off: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class StopContainer:
-    def __init__(
-        self,
-        *,
-        records: Records,
-        clock: Clock,
-        locks: PodLocks,
-        parts: ContainerParts,
-        exits: ExitRecorder,
-        termination_messages: TerminationMessages,
-        boots: BootProgress,
-        guests: GuestAgents,
-        pausing: VmPausing,
-        freezer: GuestFreezer,
-        states: VmStates,
-    ) -> None:
-        self._records = records
-        self._clock = clock
-        self._locks = locks
-        self._hypervisor = parts.hypervisor
-        self._unplug = parts.devices.unplug
-        self._releases = parts.devices.releases
-        self._exits = exits
-        self._termination_messages = termination_messages
-        self._boots = boots
-        self._guests = guests
-        self._pausing = pausing
-        self._freezer = freezer
-        self._states = states
-        self._lock = threading.Lock()
-        self._stops: dict[ContainerId, _Stop] = {}
+    records: Records
+    clock: Clock
+    locks: PodLocks
+    parts: ContainerParts
+    exits: ExitRecorder
+    termination_messages: TerminationMessages
+    boots: BootProgress
+    guests: GuestAgents
+    pausing: VmPausing
+    freezer: GuestFreezer
+    states: VmStates
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stops: dict[ContainerId, _Stop] = field(default_factory=dict)
 
     def stop(self, container: Container, grace: float) -> None:
         """Returns when the container no longer runs and its devices are free or known to be broken, because kubelet may
         then grant them again. `grace`: seconds, 0 ends the VM at once. Overlapping calls share one stop, and the
         shortest grace wins."""
-        with self._locks.held_to_end(container.sandbox_id):  # waits for a StartContainer that is under way
-            found = self._records.containers.get(container.id)
+        with self.locks.held_to_end(container.sandbox_id):  # waits for a StartContainer that is under way
+            found = self.records.containers.get(container.id)
             # If the record cannot be read, the VM may run.
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
             if found is not None and found.phase is ContainerPhase.CREATED:
                 # A start may have failed after libvirt started the VM, and before the record said so.
-                self._hypervisor.destroy(found.domain_uuid, found.id)
+                self.parts.hypervisor.destroy(found.domain_uuid, found.id)
             if found is not None and grace:
                 self._note(found)
                 self._let_go_on(found.id)
         if found is not None and may_run:
             self._stop(found, grace)
-        self._releases.try_to_finish(container.id)
+        self.parts.devices.releases.try_to_finish(container.id)
 
     def save(self, container: Container, limit: float, action: Action = Action.SAVE) -> None:
         """For an operator: saves the guest's memory within `limit` seconds, and ends the VM (SAVE), or gives the guest a new
         QEMU (RENEW). After an error the guest runs on, see `SaveVm.save` and `RenewVm.renew`. A stop that comes meanwhile
         waits for it, at most for its own grace period."""
-        if self._boots.is_before_kernel(container):
+        if self.boots.is_before_kernel(container):
             raise WrongState(
                 f"the guest of container {container.id.short} has not begun to boot its kernel: there is nothing to save"
             )
         if action is Action.RENEW:
-            self.instead_of_stops(container, lambda: self._states.renewing.renew(container, limit), runs_on=True)
+            self.instead_of_stops(container, lambda: self.states.renewing.renew(container, limit), runs_on=True)
         else:
             self.instead_of_stops(
-                container, lambda: self._states.saving.save(container, limit, by_operator=True), runs_on=False
+                container, lambda: self.states.saving.save(container, limit, by_operator=True), runs_on=False
             )
-        self._releases.try_to_finish(container.id)
+        self.parts.devices.releases.try_to_finish(container.id)
 
     def instead_of_stops(
         self,
@@ -173,7 +157,7 @@ class StopContainer:
         with self._lock:
             if container.id in self._stops:
                 raise WrongState(f"container {container.id.short} is being stopped")
-            mine = _Stop(self._clock.monotonic(), 0.0, instead=act, runs_on=runs_on, break_off=break_off)
+            mine = _Stop(self.clock.monotonic(), 0.0, instead=act, runs_on=runs_on, break_off=break_off)
             self._stops[container.id] = mine
         self._lead(container, mine)
 
@@ -181,7 +165,7 @@ class StopContainer:
         """Like `stop`, for a container whose command has a recorded end. A stop that is under way keeps its own grace
         period."""
         self._stop(container, grace, shorten=False)
-        self._releases.try_to_finish(container.id)
+        self.parts.devices.releases.try_to_finish(container.id)
 
     def _note(self, container: Container) -> None:
         """Records the stop before the guest is told, so that a later virtshim that finds the VM off knows about it. A
@@ -189,31 +173,31 @@ class StopContainer:
         if not container.is_running or container.status.stop_asked or container.status.ending is not None:
             return
         try:
-            self._records.containers.replace(asked_to_stop(container))
+            self.records.containers.replace(asked_to_stop(container))
         except ShimError as exc:
             log.warning("container.stop.unrecorded", container=container.id.short, error=str(exc))
 
     def _let_go_on(self, wanted: ContainerId) -> None:
         """Resumes a guest that an operator paused or froze: it could not shut down, and would be killed after its
         grace."""
-        container = self._records.containers.get(wanted)
+        container = self.records.containers.get(wanted)
         if container is None or not container.is_running or container.status.saving:
             return
         try:
             if container.status.paused:
                 log.info("vm.resumed", container=wanted.short, why="it is being stopped")
-                self._pausing.resume(container.domain_uuid)
-                self._records.containers.replace(paused_by_operator(container, paused=False))
-                self._exits.record_if_ended(wanted)
-                self._freezer.after_resume(wanted)
+                self.pausing.resume(container.domain_uuid)
+                self.records.containers.replace(paused_by_operator(container, paused=False))
+                self.exits.record_if_ended(wanted)
+                self.freezer.after_resume(wanted)
             if container.status.frozen and not container.status.checkpointing:
-                self._freezer.forget_hold(wanted)
-                self._freezer.after_resume(wanted, was_paused=container.status.paused)
+                self.freezer.forget_hold(wanted)
+                self.freezer.after_resume(wanted, was_paused=container.status.paused)
         except ShimError as exc:
             log.warning("vm.not_resumed", container=wanted.short, error=str(exc))
 
     def _stop(self, container: Container, grace: float, *, shorten: bool = True) -> None:
-        until = self._clock.monotonic() + grace
+        until = self.clock.monotonic() + grace
         with self._lock:
             running = self._stops.get(container.id)
             if running is not None:
@@ -228,15 +212,15 @@ class StopContainer:
             if not self._gives_way(running, grace):
                 log.info("vm.destroy", container=container.id.short, grace_s=grace)
                 message = f"killed: its memory was still being written after {grace:g} s"
-                self._exits.note_kill(container.id, message)
-                self._hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
+                self.exits.note_kill(container.id, message)
+                self.parts.hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
                 if not running.done.wait(None if running.break_off is None else _BREAKING_OFF):
                     self._settled(
                         container, message
                     )  # the other node, or the disk, is slow; a stop does not wait for it
                     return
             if running.error is not None or running.runs_on:
-                self._stop(container, max(0.0, until - self._clock.monotonic()))
+                self._stop(container, max(0.0, until - self.clock.monotonic()))
         elif running is not None:
             running.done.wait()
             if running.error is not None:
@@ -246,9 +230,9 @@ class StopContainer:
         """Waits for an action that runs instead of a stop. Returns whether the action ends within the grace period.
         Breaks a move off, because a move may take hours. The guest then shuts down in the rest of the grace period."""
         if running.break_off is None:
-            return self._clock.wait(running.done, grace)
+            return self.clock.wait(running.done, grace)
         early = grace * (1 - _SAVING)
-        if self._clock.wait(running.done, early):
+        if self.clock.wait(running.done, early):
             return True
         running.break_off()
         return running.done.wait(grace - early)
@@ -257,18 +241,18 @@ class StopContainer:
         """Ends the VM now, even if another call is stopping it. Waits for no other stop and for no devices, so the
         caller may hold the pod's lock. It may not do so for `stop`, which may join a stop that needs the lock."""
         self._record_own_end(container)
-        self._states.receiving.break_off(container.id)
-        self._unplug.before_kill(container, message)
-        self._hypervisor.destroy(container.domain_uuid, container.id)
+        self.states.receiving.break_off(container.id)
+        self.parts.devices.unplug.before_kill(container, message)
+        self.parts.hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
 
     def _record_own_end(self, container: Container) -> None:
         """Records the end of a VM that ended by itself a moment ago, because libvirt may report it as destroyed after
         virtshim's attempt. Does not wait for the pod's lock: its holder may be waiting for this VM's end. A failed
         write does not keep the VM alive."""
-        with self._locks.held_soon(container.sandbox_id, 0) as held, contextlib.suppress(ShimError):
+        with self.locks.held_soon(container.sandbox_id, 0) as held, contextlib.suppress(ShimError):
             if held:
-                self._exits.record_if_ended(container.id)
+                self.exits.record_if_ended(container.id)
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
@@ -290,7 +274,7 @@ class StopContainer:
             return
         if stop.grace and self._is_saved(container, stop):
             return
-        if stop.grace and self._boots.is_before_kernel(container):
+        if stop.grace and self.boots.is_before_kernel(container):
             message = "killed: the guest had not begun to boot its kernel"
         elif not self._went_by_itself(container, stop):
             message = "killed: no grace period"
@@ -302,28 +286,28 @@ class StopContainer:
                 )
                 message = f"killed: the {who} within {stop.grace:g} s"
                 if stop.pressed is None:
-                    self._termination_messages.collect(container, _LAST_LOOK)
+                    self.termination_messages.collect(container, _LAST_LOOK)
         if message:
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
-            self._exits.note_kill(container.id, message)
-            self._unplug.before_kill(container, message)
-            self._hypervisor.destroy(container.domain_uuid, container.id)
+            self.exits.note_kill(container.id, message)
+            self.parts.devices.unplug.before_kill(container, message)
+            self.parts.hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
 
     def _is_elsewhere(self, container: Container, stop: _Stop) -> bool:
         """Ends a container whose guest runs or waits on another node. Returns whether it was such a container."""
-        found = self._records.containers.get(container.id)
-        if found is None or not self._states.is_elsewhere(found):
+        found = self.records.containers.get(container.id)
+        if found is None or not self.states.is_elsewhere(found):
             return False
-        self._states.receiving.break_off(container.id)
+        self.states.receiving.break_off(container.id)
         message = "killed: the virtual machine had not arrived from its other node"
-        if self._states.receiving.is_undecided(found):
+        if self.states.receiving.is_undecided(found):
             # QEMU may have the only copy of the guest's memory.
             if self._is_decided(found, stop):
                 return self._is_over(found)
             message = "killed: its other node did not say in time whether the virtual machine has moved"
-        self._exits.note_kill(container.id, message)
-        self._hypervisor.destroy(container.domain_uuid, container.id)
+        self.exits.note_kill(container.id, message)
+        self.parts.hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
         return True
 
@@ -332,8 +316,8 @@ class StopContainer:
         shutdown."""
         while stop.grace:
             stop.hurry.clear()
-            left = max(0.0, stop.until - self._clock.monotonic()) * _SAVING
-            if self._states.receiving.learn(container, left, stop.hurry):
+            left = max(0.0, stop.until - self.clock.monotonic()) * _SAVING
+            if self.states.receiving.learn(container, left, stop.hurry):
                 return True
             if not stop.hurry.is_set():
                 break
@@ -342,27 +326,27 @@ class StopContainer:
     def _is_saved(self, container: Container, stop: _Stop) -> bool:
         """Saves the guest's memory, if stops of this container save it. Returns whether the memory is saved and the VM
         has ended."""
-        found = self._records.containers.get(container.id)
-        if found is None or not found.spec.save_on_stop or self._boots.is_before_kernel(found):
+        found = self.records.containers.get(container.id)
+        if found is None or not found.spec.save_on_stop or self.boots.is_before_kernel(found):
             return False
         ending = found.status.ending
         # If its command has ended, nothing would continue.
         if ending is not None and ending.reason is not ExitReason.SAVED:
             return False
         try:
-            left = max(0.0, stop.until - self._clock.monotonic())
-            self._states.saving.save(found, left * _SAVING, hurry=stop.hurry)
+            left = max(0.0, stop.until - self.clock.monotonic())
+            self.states.saving.save(found, left * _SAVING, hurry=stop.hurry)
         except ShimError as exc:
-            now = self._records.containers.get(container.id)
+            now = self.records.containers.get(container.id)
             if now is not None and now.status.ending is not None and now.status.ending.reason is ExitReason.SAVED:
                 raise  # the state counts, and only the VM is not off yet: a repeated call ends it
             log.warning("vm.not_saved", container=container.id.short, error=str(exc))
-            self._exits.note_unsaved(container.id, f"the guest's memory was not saved: {exc}")
+            self.exits.note_unsaved(container.id, f"the guest's memory was not saved: {exc}")
             return False
         return True
 
     def _settled(self, container: Container, message: str) -> None:
-        after = self._exits.record_if_ended(container.id, message)
+        after = self.exits.record_if_ended(container.id, message)
         if after is not None and after.is_running:
             raise InternalError(
                 f"the virtual machine of container {container.id} is still running after it was destroyed"
@@ -371,23 +355,23 @@ class StopContainer:
     def _went_by_itself(self, container: Container, stop: _Stop) -> bool:
         """True once the VM is off, False if the grace period ends first."""
         domain = container.domain_uuid
-        with self._hypervisor.watching(domain) as changed:
+        with self.parts.hypervisor.watching(domain) as changed:
             with self._lock:
                 # One wait covers the domain's event, a caller with a shorter grace period and the command's end.
                 stop.wake = changed
             while True:
                 changed.clear()  # before the reads below, so that no later event is missed
                 stop.hurry.clear()
-                if self._is_over(container) or not self._hypervisor.power(domain).is_on:
+                if self._is_over(container) or not self.parts.hypervisor.power(domain).is_on:
                     return True
-                if self._clock.monotonic() >= stop.until:
+                if self.clock.monotonic() >= stop.until:
                     return False
                 self._ask_to_end(container, stop)
-                self._clock.wait(changed, max(0.0, min(stop.until - self._clock.monotonic(), _PRESS_AGAIN)))
+                self.clock.wait(changed, max(0.0, min(stop.until - self.clock.monotonic(), _PRESS_AGAIN)))
 
     def _is_over(self, container: Container) -> bool:
         """Whether another call has ended it. A VM that outlives its pods may then be the next container's."""
-        now = self._records.containers.get(container.id)
+        now = self.records.containers.get(container.id)
         return now is None or now.phase in (ContainerPhase.EXITED, ContainerPhase.REMOVING)
 
     def _ask_to_end(self, container: Container, stop: _Stop) -> None:
@@ -405,17 +389,17 @@ class StopContainer:
 
     def _awaits_command(self, container: Container, stop: _Stop) -> bool:
         """Whether a command runs and its end is worth waiting for."""
-        found = self._records.containers.get(container.id)
+        found = self.records.containers.get(container.id)
         if found is None or stop.only_button:
             return False
         return found.status.command_begun and found.status.ending is None
 
     def _signal(self, container: Container, stop: _Stop) -> None:
         """Has the signal sent once (`guest/entrypoint.py`); later calls only ask whether the command runs. Raises ShimError."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         left = stop.until - now
         number = 0 if stop.signalled else stop_signal_of(container)
-        runs = self._guests.signal_entrypoint(container.id, number, min(_SIGNAL_LIMIT, left / 2), stop.hurry)
+        runs = self.guests.signal_entrypoint(container.id, number, min(_SIGNAL_LIMIT, left / 2), stop.hurry)
         if not runs:
             stop.gone = now if stop.gone is None else stop.gone
             stop.only_button = now - stop.gone >= _PRESS_AGAIN  # a recorded end would have arrived sooner
@@ -425,13 +409,13 @@ class StopContainer:
         stop.signalled, stop.gone = True, None
 
     def _press(self, container: Container, stop: _Stop) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if stop.pressed is None:
-            found = self._records.containers.get(container.id) or container
-            self._termination_messages.collect(found, stop.until - now)
-            now = self._clock.monotonic()
+            found = self.records.containers.get(container.id) or container
+            self.termination_messages.collect(found, stop.until - now)
+            now = self.clock.monotonic()
         elif now - stop.pressed < _PRESS_AGAIN:
             return
         log.info("vm.shutdown.asked", container=container.id.short, grace_s=stop.grace)
-        self._hypervisor.ask_to_shut_down(container.domain_uuid)
+        self.parts.hypervisor.ask_to_shut_down(container.domain_uuid)
         stop.pressed = now

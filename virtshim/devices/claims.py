@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -29,30 +29,22 @@ from virtshim.vm.ports import Hypervisor
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class BorrowedDevices:
     """`binds`: whether virtshim takes devices at all; otherwise a device plugin or libvirt does. `timeout`: seconds for
     each call to tapmanager. Each device has a lock, so that a device whose driver hangs delays no other."""
 
-    def __init__(
-        self,
-        records: Records,
-        table: Table[str, BorrowedDevice],
-        drivers: DeviceDrivers,
-        timeout: float,
-        *,
-        binds: bool,
-    ) -> None:
-        self._records = records
-        self._table = table
-        self._drivers = drivers
-        self._timeout = timeout
-        self._binds = binds
-        self._locks: dict[str, threading.Lock] = {}
+    records: Records
+    table: Table[str, BorrowedDevice]
+    drivers: DeviceDrivers
+    timeout: float
+    binds: bool
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def take(self, granted: GrantedDevices) -> None:
         """Takes the devices; the caller's container already holds their claims. The row is written before the driver
         changes, so that the device finds its way back after a crash."""
-        if not self._binds:
+        if not self.binds:
             return
         for device in granted.passthrough:
             if isinstance(device, PciFunction):
@@ -61,19 +53,19 @@ class BorrowedDevices:
 
     def _take(self, device: PciFunction) -> None:
         address = device.address
-        if self._table.get(device.claim) is None:
-            driver = self._drivers.driver(address, self._timeout)
+        if self.table.get(device.claim) is None:
+            driver = self.drivers.driver(address, self.timeout)
             # A plugin, or the machine's set-up, has bound it, maybe to a vendor's VFIO driver.
             if is_vfio_driver(driver):
                 return
-            self._table.add(BorrowedDevice(address, driver))
-        self._drivers.bind(address, VFIO_PCI, self._timeout)
+            self.table.add(BorrowedDevice(address, driver))
+        self.drivers.bind(address, VFIO_PCI, self.timeout)
         log.info("device.taken", device=str(address))
 
     def idle(self) -> Sequence[BorrowedDevice]:
         """The devices that no container holds and that must still be given back."""
-        held = {claim for container in self._records.containers.all() for claim in container.claims}
-        return [device for device in self._table.all() if device.claim not in held]
+        held = {claim for container in self.records.containers.all() for claim in container.claims}
+        return [device for device in self.table.all() if device.claim not in held]
 
     def give_back_of(self, container: Container) -> None:
         """Gives back the devices of a container that is gone. What cannot be given back now, including everything after
@@ -95,8 +87,8 @@ class BorrowedDevices:
                 return
             try:
                 with contextlib.suppress(NotFound):  # the device was unplugged
-                    self._drivers.bind(device.address, device.driver, self._timeout)
-                self._table.delete(device.claim)
+                    self.drivers.bind(device.address, device.driver, self.timeout)
+                self.table.delete(device.claim)
             except ShimError as exc:
                 log.warning("device.not_given_back", device=str(device.address), driver=device.driver, error=str(exc))
                 raise

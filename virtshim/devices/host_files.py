@@ -57,6 +57,11 @@ def _require_absent(path: str, exc: Exception) -> None:
         raise Unavailable(f"{path} cannot be read now: {exc.strerror}") from exc
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a FIFO, too, without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class HostFiles:
     """Paths are absolute host paths. Missing files read as empty. A read that fails for lack of descriptors or memory
     raises Unavailable, because a device must not look as if it had no neighbours."""
@@ -89,10 +94,8 @@ class HostFiles:
     def content(self, path: str, most: int) -> bytes:
         """The content of a regular file. Raises InvalidRequest if it cannot be read, or is longer than `most` bytes."""
         try:
-            # Without O_NONBLOCK a FIFO would block the reader.
-            fd = os.open(self._below(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+            with open(self._below(path), "rb", opener=_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise InvalidRequest("not a regular file")
                 data = file.read(most + 1)
         except OSError as exc:

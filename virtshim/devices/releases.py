@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -33,30 +34,21 @@ _MAX: Final = 8
 _CLOSE: Final = 5.0
 
 
+@dataclass(slots=True)
 class DeviceReleases:
     """`resets`: whether virtshim resets functions. `timeout`: seconds for each call to tapmanager. Thread-safe."""
 
-    def __init__(
-        self,
-        records: Records,
-        resetting: DeviceResets,
-        usb: UsbReprobe,
-        locks: PodLocks,
-        timeout: float,
-        *,
-        resets: bool,
-    ) -> None:
-        self._records = records
-        self._resetting = resetting
-        self._usb = usb
-        self._locks = locks
-        self._timeout = timeout
-        self._resets = resets
-        self._running = Inflight[None]()
-        self._lock = threading.Lock()
-        self._waiting: dict[ContainerId, None] = {}
-        self._threads: set[threading.Thread] = set()
-        self._closing = False
+    records: Records
+    resetting: DeviceResets
+    usb: UsbReprobe
+    locks: PodLocks
+    timeout: float
+    resets: bool
+    _running: Inflight[None] = field(default_factory=Inflight[None])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: dict[ContainerId, None] = field(default_factory=dict)
+    _threads: set[threading.Thread] = field(default_factory=set)
+    _closing: bool = False
 
     def begin(self, container: ContainerId) -> None:
         """Queues the release and returns at once. Does nothing if it is queued or running."""
@@ -79,7 +71,7 @@ class DeviceReleases:
 
     def begin_all(self) -> None:
         """Queues all unfinished releases: virtshim was killed, or a record could not be written."""
-        for container in self._records.containers.all():
+        for container in self.records.containers.all():
             if container.owes_devices:
                 self.begin(container.id)
 
@@ -87,9 +79,9 @@ class DeviceReleases:
         """Releases the devices, or waits for a running release. On return the devices are free, and failed resets are
         recorded. `timeout`: seconds to wait; None sets no limit. The caller must not hold the pod's lock, because the
         last step takes it. After a ShimError the claims stay."""
-        found = self._records.containers.get(container)
+        found = self.records.containers.get(container)
         if found is not None and _is_due(found):
-            longest = self._timeout * (1 + len(found.claims)) if timeout is None else timeout
+            longest = self.timeout * (1 + len(found.claims)) if timeout is None else timeout
             self._running.run(_key(container), None, lambda: self._release(container), longest)
 
     def try_to_finish(self, container: ContainerId) -> None:
@@ -128,15 +120,15 @@ class DeviceReleases:
             return None
 
     def _release(self, wanted: ContainerId) -> None:
-        found = self._records.containers.get(wanted)
+        found = self.records.containers.get(wanted)
         if found is None or not _is_due(found):
             return
-        self._usb.after(found)
-        wrong = self._resetting.after(found) if self._resets else []
-        with self._locks.held(found.sandbox_id):
-            now = self._records.containers.get(wanted)
+        self.usb.after(found)
+        wrong = self.resetting.after(found) if self.resets else []
+        with self.locks.held(found.sandbox_id):
+            now = self.records.containers.get(wanted)
             if now is not None:
-                self._records.containers.replace(_without_devices(now, wrong))
+                self.records.containers.replace(_without_devices(now, wrong))
         log.info("devices.released", container=wanted.short, devices=list(found.claims), wrong=wrong)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -24,29 +25,21 @@ FAILED: Final = "failed"
 IMPOSSIBLE: Final = "impossible"
 
 
+@dataclass(frozen=True, slots=True)
 class DeviceResets:
     """`timeout`: seconds for each call to tapmanager. Thread-safe. Each device has a lock, which excludes a retry of a
     broken device while it is allocated; its claim keeps both from a device that a VM had. A device whose reset hangs
     delays no other."""
 
-    def __init__(
-        self,
-        records: Records,
-        table: Table[str, DeviceCondition],
-        drivers: DeviceDrivers,
-        errors: DeviceErrorCounts,
-        clock: Clock,
-        timeout: float,
-    ) -> None:
-        self._records = records
-        self._table = table
-        self._drivers = drivers
-        self._errors = errors
-        self._clock = clock
-        self._timeout = timeout
-        self._locks: dict[str, threading.Lock] = {}
-        self._counting = threading.Lock()
-        self._counts: Counter[tuple[PciAddress, str]] = Counter()
+    records: Records
+    table: Table[str, DeviceCondition]
+    drivers: DeviceDrivers
+    errors: DeviceErrorCounts
+    clock: Clock
+    timeout: float
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    _counts: Counter[tuple[PciAddress, str]] = field(default_factory=Counter)
 
     def after(self, container: Container) -> list[str]:
         """Resets the functions that the container's VM had and that still belong to the container. Returns their
@@ -71,16 +64,16 @@ class DeviceResets:
 
     def try_again(self) -> None:
         """Retries functions that could not be reset and that no container holds."""
-        for condition in self._table.all():
+        for condition in self.table.all():
             with self._lock(condition.claim):
-                held = any(condition.claim in container.claims for container in self._records.containers.all())
+                held = any(condition.claim in container.claims for container in self.records.containers.all())
                 if not held:
                     self._tried_again(condition.claim)
 
     def forget(self) -> None:
         """Forgets all faults, because the node was restarted, and its devices with it."""
-        for condition in self._table.all():
-            self._table.delete(condition.claim)
+        for condition in self.table.all():
+            self.table.delete(condition.claim)
 
     def counts(self, address: PciAddress) -> Mapping[str, int]:
         """How often the function was reset since virtshim started, by result."""
@@ -89,35 +82,35 @@ class DeviceResets:
 
     def broken(self) -> Mapping[PciAddress, str]:
         """The functions that no VM gets, with the reason."""
-        return {condition.address: condition.fault for condition in self._table.all() if condition.fault}
+        return {condition.address: condition.fault for condition in self.table.all() if condition.fault}
 
     def _tried_again(self, claim: str) -> DeviceCondition | None:
         """Resets it again; the caller holds its lock. Returns the remaining fault."""
-        condition = self._table.get(claim)
+        condition = self.table.get(claim)
         if condition is None or not condition.fault:
             return None
         if not self._reset(condition.address):
             log.info("device.healed", device=str(condition.address))
-        after = self._table.get(claim)
+        after = self.table.get(claim)
         return after if after is not None and after.fault else None
 
     def _reset(self, address: PciAddress) -> list[str]:
         """Resets it. Returns its faults, for people."""
-        before = self._table.get(PciFunction(address).claim) or DeviceCondition(address)
+        before = self.table.get(PciFunction(address).claim) or DeviceCondition(address)
         try:
-            result = DONE if self._drivers.reset(address, self._timeout) else IMPOSSIBLE
+            result = DONE if self.drivers.reset(address, self.timeout) else IMPOSSIBLE
         except NotFound:  # it was unplugged; a device that appears in its place is another one
             self._note(before, DeviceCondition(address))
             return [f"device {address} is gone"]
         except ShimError as exc:
             self._count(address, FAILED)
             log.warning("device.reset_failed", device=str(address), error=str(exc))
-            self._note(before, dataclasses.replace(before, reset_failed_at=self._clock.now_ns(), error=str(exc)))
+            self._note(before, dataclasses.replace(before, reset_failed_at=self.clock.now_ns(), error=str(exc)))
             return [f"device {address} could not be reset: {exc}"]
         self._count(address, result)
         if result == IMPOSSIBLE:
             log.warning("device.no_reset", device=str(address))
-        counted = self._errors.errors(address)
+        counted = self.errors.errors(address)
         self._note(before, DeviceCondition(address, fatal=counted.fatal if counted else 0))
         return []
 
@@ -133,9 +126,9 @@ class DeviceResets:
             return
         try:
             if after.is_notable:
-                self._table.put(after)
+                self.table.put(after)
             else:
-                self._table.delete(after.claim)
+                self.table.delete(after.claim)
         except ShimError as exc:  # the disk may be full
             if after.fault and not before.fault:
                 raise  # only the record keeps the function from the next VM

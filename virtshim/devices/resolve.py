@@ -308,8 +308,6 @@ def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ..
 
 # The port `Devices` over this node's files and kubelet.
 
-log = structlog.get_logger(__name__)
-
 
 class NodeDevices(Resolver):
     def __init__(

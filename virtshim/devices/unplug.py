@@ -82,9 +82,6 @@ class UnplugDevices:
         )
 
 
-log = structlog.get_logger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class UsbReprobe:
     """QEMU gives USB devices back by itself, unless it was killed. `timeout`: seconds for each call to tapmanager."""

@@ -158,8 +158,7 @@ class AgentClients:
         waited = time.monotonic() - began
         try:
             running.feed(command.input)
-            with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
-                result = collector.result(whole)
+            result = Collector(vm, running, OUTPUT_LIMIT, self._output_memory).result(whole)
         except DeadlineExceeded:
             wait((vm.reap(running, "all"),), _KILL_SECONDS)
             raise DeadlineExceeded(too_late(timeout, waited)) from None

@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from virtshim.logs.ports import BootOutput
@@ -14,6 +14,7 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.model.container import Container
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.vm.ports import VmControl, VmReadings
@@ -87,44 +88,42 @@ class _Shown:
         return cls(begun, bool(_CLOUD_INIT_OVER.search(seen)), bool(_LOGIN.search(seen)))
 
 
+@dataclass(slots=True)
 class BootPhases:
     """Thread-safe. Each call does a bounded amount of work."""
 
-    def __init__(
-        self, records: Records, clock: Clock, output: BootOutput, control: VmControl, start_ups: StartUps
-    ) -> None:
-        self._records = records
-        self._clock = clock
-        self._output = output
-        self._control = control
-        self._start_ups = start_ups
-        self._lock = threading.Lock()
-        self._boots: dict[ContainerId, _Boot] = {}
+    records: Records
+    clock: Clock
+    output: BootOutput
+    control: VmControl
+    start_ups: StartUps
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _boots: dict[ContainerId, _Boot] = field(default_factory=dict)
 
     def began(self, container: Container) -> None:
         """Called when the container's QEMU has started."""
         with self._lock:
-            self._boots = {known: boot for known, boot in self._boots.items() if self._runs(known)}
-            now = self._clock.monotonic()
+            self._boots = {known: boot for known, boot in self._boots.items() if running(self.records, known)}
+            now = self.clock.monotonic()
             self._boots[container.id] = _Boot(container.sandbox_id, container.domain_uuid, now, now + _LOOK)
-        self._start_ups.begin(FIRMWARE, container.sandbox_id, container.id)
-        self._start_ups.begin(AGENT, container.sandbox_id, container.id)
+        self.start_ups.begin(FIRMWARE, container.sandbox_id, container.id)
+        self.start_ups.begin(AGENT, container.sandbox_id, container.id)
 
     def run(self, stopping: threading.Event) -> None:
         """Looks for agents until `stopping` is set."""
-        while not self._clock.wait(stopping, _LOOK):
+        while not self.clock.wait(stopping, _LOOK):
             self.look()
 
     def look(self) -> None:
         """Looks for the agents of guests that boot, because nobody may ever ask them anything."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             due = [boot for boot in self._boots.values() if not boot.has_agent and boot.look_at <= now]
             for boot in due:
                 boot.look_at = now + max(_LOOK, (now - boot.began) / _PART)
         for boot in due:
             with contextlib.suppress(ShimError):  # the VM has just ended, or libvirt does not answer
-                self._control.look_for_agent(boot.domain)
+                self.control.look_for_agent(boot.domain)
 
     def console_changed(self, container: ContainerId) -> None:
         """Called when the container's console may have new output, by one thread at a time. Reads and searches without
@@ -134,7 +133,7 @@ class BootPhases:
             if boot is None or boot.is_through:
                 return
         try:
-            piece = self._output.piece(container, boot.read_to, _PIECE)
+            piece = self.output.piece(container, boot.read_to, _PIECE)
         except ShimError:
             return
         if not piece:
@@ -155,7 +154,7 @@ class BootPhases:
             for container, boot in self._boots.items():
                 if boot.domain == domain and not boot.has_agent:
                     boot.has_agent = True
-                    self._start_ups.end(AGENT, boot.sandbox, container)
+                    self.start_ups.end(AGENT, boot.sandbox, container)
                     self._over(container, boot, FIRMWARE, KERNEL)  # a console that shows nothing
 
     def record_changed(self, _before: Container | None, after: Container | None) -> None:
@@ -165,16 +164,16 @@ class BootPhases:
         with self._lock:
             boot = self._boots.pop(after.id, None)
         if boot is not None:
-            self._start_ups.end_all(boot.sandbox, after.id, "the VM ended")
+            self.start_ups.end_all(boot.sandbox, after.id, "the VM ended")
 
     def _look(self, container: ContainerId, boot: _Boot, shown: _Shown) -> None:
         """The caller holds the lock."""
         for name in shown.begun:
             if _ORDER.index(name) > _ORDER.index(boot.now):
                 if name is not CLOUD_INIT:  # cloud-init is a part of user space, which continues
-                    self._start_ups.end(boot.now, boot.sandbox, container)
+                    self.start_ups.end(boot.now, boot.sandbox, container)
                 boot.now = name
-                self._start_ups.begin(name, boot.sandbox, container)
+                self.start_ups.begin(name, boot.sandbox, container)
         if boot.now in (USER_SPACE, CLOUD_INIT) and shown.is_cloud_init_over:
             self._over(container, boot, CLOUD_INIT, USER_SPACE)
         elif boot.now not in (CLOUD_INIT, FIRMWARE) and shown.is_login:
@@ -182,12 +181,8 @@ class BootPhases:
 
     def _over(self, container: ContainerId, boot: _Boot, *names: str) -> None:
         for name in names:
-            self._start_ups.end(name, boot.sandbox, container)
+            self.start_ups.end(name, boot.sandbox, container)
         boot.is_through = boot.is_through or USER_SPACE in names
-
-    def _runs(self, container: ContainerId) -> bool:
-        found = self._records.containers.get(container)
-        return found is not None and found.is_running
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ def termination_file(annotations: Mapping[str, str], mounts: Iterable[Mount]) ->
 
 # A command in a container's guest, and its result.
 
-# The PATH of a shell without settings, because images of virtual machines do not define one.
-_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The environment of a shell without settings, because images of virtual machines do not define a PATH.
+PATH: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
 
 
 def exec_port(number: int) -> str:
@@ -112,7 +112,7 @@ def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = Fal
     image provides what the pod leaves out."""
     config, image = container.config, container.spec.image_config
     user = _user(config.user, image)
-    envs = {"PATH": _PATH}
+    envs = dict(PATH)
     if tty:
         envs["TERM"] = b"xterm"
     if not user.user:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from virtshim.guest import entrypoint_scripts
@@ -16,7 +17,7 @@ from virtshim.guest.agent_questions import (
     read_guest_file,
     seek_guest_file,
 )
-from virtshim.guest.command import EntrypointProgress, GuestCommand, OutputPosition, StreamPosition
+from virtshim.guest.command import PATH, EntrypointProgress, GuestCommand, OutputPosition, StreamPosition
 from virtshim.guest.command_output import failure
 from virtshim.guest.exec_scripts import limits
 from virtshim.guest.guest_exec import GuestVm, environment
@@ -106,13 +107,13 @@ class Entrypoint:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _Files:
     """The files of one command."""
 
-    def __init__(self, channel: AgentChannel, directory: str, deadline: CancellableDeadline) -> None:
-        self._channel = channel
-        self._directory = directory
-        self._deadline = deadline
+    _channel: AgentChannel
+    _directory: str
+    _deadline: CancellableDeadline
 
     def stream(self, name: str, place: StreamPosition, *, ended: bool) -> tuple[StreamPosition, bytes]:
         """Reads up to one piece after `place`, and returns it with the next place. The piece before `place` has been
@@ -188,31 +189,23 @@ def _result(text: bytes) -> tuple[int | None, str]:
     return None, str(failure(rest if kind == "fail" else ""))
 
 
-_PATH: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
-
-
 class _Opener(Protocol):
     async def __call__(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession: ...
 
 
+@dataclass(frozen=True, slots=True)
 class EntrypointInput:
     """Input goes over serial ports, as a command's input does, to a program in the guest that writes it into the pipe
     that the container's command reads."""
 
-    def __init__(
-        self,
-        opened: _Opener,
-        vm: Callable[[ContainerId], GuestVm],
-        known_as: Callable[[ContainerId], ContainerId],
-    ) -> None:
-        self._opened = opened
-        self._vm = vm
-        self._known_as = known_as
+    _opened: _Opener
+    _vm: Callable[[ContainerId], GuestVm]
+    _known_as: Callable[[ContainerId], ContainerId]
 
     async def open(self, container: ContainerId) -> StreamSession:
         directory = entrypoint_scripts.directory(self._known_as(container))
         argv = ("/bin/sh", "-c", entrypoint_scripts.RELAY, "virtshim-input", directory)
-        return await self._opened(container, GuestCommand(argv, _PATH), Streams(stdin=True, stdout=True))
+        return await self._opened(container, GuestCommand(argv, PATH), Streams(stdin=True, stdout=True))
 
     def end(self, container: ContainerId, timeout: float) -> None:
         self._script(container, entrypoint_scripts.END_INPUT, (), timeout)

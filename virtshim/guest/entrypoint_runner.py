@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -19,6 +19,7 @@ from virtshim.model.container import Container, Exit, ProcessUser
 from virtshim.model.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
 from virtshim.model.ids import ContainerId
 from virtshim.model.troubles import Trouble
+from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
@@ -72,34 +73,21 @@ class _FollowState:
         self.heard += now - self.looked
 
 
+@dataclass(frozen=True, slots=True)
 class EntrypointRunner:
     """`agent_timeout`: seconds from the container's start to the agent's first answer. One thread for each command."""
 
-    def __init__(
-        self,
-        *,
-        records: Records,
-        clock: Clock,
-        locks: PodLocks,
-        guests: GuestAgents,
-        logs: EntrypointLogs,
-        listeners: EntrypointListeners,
-        guest_set_up: GuestSetUp,
-        stop: StopContainer,
-        exits: ExitRecorder,
-        agent_timeout: Live[float],
-    ) -> None:
-        self._records = records
-        self._clock = clock
-        self._locks = locks
-        self._guests = guests
-        self._logs = logs
-        self._listeners = listeners
-        self._guest_set_up = guest_set_up
-        self._stop = stop
-        self._exits = exits
-        self._agent_timeout = agent_timeout
-        self._threads = ContainerThreads("command")
+    records: Records
+    clock: Clock
+    locks: PodLocks
+    guests: GuestAgents
+    logs: EntrypointLogs
+    listeners: EntrypointListeners
+    guest_set_up: GuestSetUp
+    stop: StopContainer
+    exits: ExitRecorder
+    agent_timeout: Live[float]
+    _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("command"))
 
     def follow(self, container: Container) -> None:
         """Follows the entrypoint of this running container, if it has one, or finishes its recorded end. Returns at
@@ -115,18 +103,18 @@ class EntrypointRunner:
     # --- below: the thread of one command
 
     def _follow(self, wanted: ContainerId) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         state = _FollowState(
             now, now, TokenBucket(LOG_RATE, LOG_BURST, now), ReadPace(now, _LOOKS, _LOOKS_AT_ONCE), looked=now
         )
         last_error = ""
         try:
-            while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+            while not self._threads.closing.is_set() and (container := running(self.records, wanted)) is not None:
                 try:
                     pause = self._step(container, state)
                 except ShimError as exc:
                     pause = _AGAIN
-                    if str(exc) != last_error and self._running(wanted) is not None:
+                    if str(exc) != last_error and running(self.records, wanted) is not None:
                         last_error = str(exc)
                         expected = isinstance(exc, DeadlineExceeded | Aborted)  # the guest boots, or the daemon stops
                         (log.info if expected else log.warning)(
@@ -137,16 +125,16 @@ class EntrypointRunner:
                     if repr(exc) != last_error:
                         last_error = repr(exc)
                         log.exception("command.step_crashed", container=wanted.short)
-                self._clock.wait(self._threads.closing, pause)
+                self.clock.wait(self._threads.closing, pause)
         finally:
-            if self._running(wanted) is None:
-                self._listeners.forget(wanted)
-            if self._records.containers.get(wanted) is None:
-                self._guests.forget(wanted)  # a request may have been under way when it was removed
+            if running(self.records, wanted) is None:
+                self.listeners.forget(wanted)
+            if self.records.containers.get(wanted) is None:
+                self.guests.forget(wanted)  # a request may have been under way when it was removed
 
     def _step(self, container: Container, state: _FollowState) -> float:
         """Returns the seconds to wait before the next poll."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         stands = container.status.paused or container.unusable
         if stands:
             state.stand_still(now)
@@ -154,7 +142,7 @@ class EntrypointRunner:
         if stands:
             return _AGAIN
         if container.status.ending is not None:
-            self._stop.after_command(container, _GRACE)
+            self.stop.after_command(container, _GRACE)
             return _AGAIN
         if not container.status.command_begun:
             if container.status.stop_asked:  # a container that is to end does not start its command
@@ -164,78 +152,73 @@ class EntrypointRunner:
         return self._listen(container, state)
 
     def _begin(self, container: Container, state: _FollowState) -> None:
-        patience = self._agent_timeout.now
-        left = patience - (self._clock.monotonic() - state.since)
+        patience = self.agent_timeout.now
+        left = patience - (self.clock.monotonic() - state.since)
         try:
             command = entrypoint_command(container)
-            self._guest_set_up.make(container, min(max(left, 1.0), _SET_UP_SLICE), self._threads.closing)
-            self._guests.start_entrypoint(
+            self.guest_set_up.make(container, min(max(left, 1.0), _SET_UP_SLICE), self._threads.closing)
+            self.guests.start_entrypoint(
                 container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
             )
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
-            status = (self._running(container.id) or container).status
+            status = (running(self.records, container.id) or container).status
             paused = status.paused or status.saving or status.arriving
             if left > _AGENT_SLICE or isinstance(exc, Aborted) or paused:
                 raise
             why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"
-            self._end(container, failed_start(why, self._clock.now_ns()))
+            self._end(container, failed_start(why, self.clock.now_ns()))
         except NotSetUp as exc:
-            self._end(container, failed_start(str(exc), self._clock.now_ns()), exc.troubles)
+            self._end(container, failed_start(str(exc), self.clock.now_ns()), exc.troubles)
         except ShimError as exc:
-            self._end(container, failed_start(str(exc), self._clock.now_ns()))
+            self._end(container, failed_start(str(exc), self.clock.now_ns()))
         else:
-            state.heard = self._clock.monotonic()  # there was no output while the guest booted
+            state.heard = self.clock.monotonic()  # there was no output while the guest booted
             state.pause = _FIRST
             log.info("command.begun", container=container.id.short)
             self._write(container.id, Container.with_command_begun)
 
     def _listen(self, container: Container, state: _FollowState) -> float:
-        before = self._logs.read_to(container.id)
-        progress = self._guests.progress(container.id, before)
-        now = self._clock.monotonic()
+        before = self.logs.read_to(container.id)
+        progress = self.guests.progress(container.id, before)
+        now = self.clock.monotonic()
         if progress.output or progress.read_to != before:
-            state.allowance.spend(self._logs.write(container.id, progress.output, progress.read_to), now)
+            state.allowance.spend(self.logs.write(container.id, progress.output, progress.read_to), now)
             state.heard, state.pause = now, _SOONEST
-            self._listeners.publish(container.id, progress.output)
-        if container.status.user is None and (user := self._guests.entrypoint_user(container.id)) is not None:
+            self.listeners.publish(container.id, progress.output)
+        if container.status.user is None and (user := self.guests.entrypoint_user(container.id)) is not None:
             self._write(container.id, lambda found: _began_as(found, user))
         if progress.ended and state.exited is None:
             state.exited = state.heard = now
         if state.exited is not None:
             if progress.read_to.over or _is_quiet(container, now - state.heard, now - state.exited):
-                self._end(container, exit_of_entrypoint(progress, self._clock.now_ns()))
+                self._end(container, exit_of_entrypoint(progress, self.clock.now_ns()))
                 return 0.0
             return _SOONEST
         if now - state.heard >= _SILENCE:
-            if not self._guests.entrypoint_exists(container.id):
-                self._end(container, lost(self._clock.now_ns()))
+            if not self.guests.entrypoint_exists(container.id):
+                self._end(container, lost(self.clock.now_ns()))
                 return 0.0
             state.heard = now
         if progress.output:  # a command whose log is full must wait
             found = sum(len(piece.data) for piece in progress.output)
             return max(state.allowance.wait(now), state.pace.pause_after(found, now))
-        soon = container.status.stop_asked or self._listeners.has_clients(container.id)
+        soon = container.status.stop_asked or self.listeners.has_clients(container.id)
         latest = _SOONEST if soon else _LATEST
         state.pause = min(state.pause * 1.5, latest)
         return state.pause
 
     def _end(self, container: Container, how: Exit, why: tuple[Trouble, ...] = ()) -> None:
         log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
-        self._exits.begin_end(container.id, how, why)
-        self._listeners.ended(container.id, how.code)
+        self.exits.begin_end(container.id, how, why)
+        self.listeners.ended(container.id, how.code)
 
     def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:
-        found = self._records.containers.get(container)
+        found = self.records.containers.get(container)
         if found is None:
             return
-        with self._locks.held(found.sandbox_id):
-            running = self._running(container)
-            if running is not None:
-                self._records.containers.replace(change(running))
-
-    def _running(self, container: ContainerId) -> Container | None:
-        found = self._records.containers.get(container)
-        return found if found is not None and found.is_running else None
+        with self.locks.held(found.sandbox_id):
+            if (now := running(self.records, container)) is not None:
+                self.records.containers.replace(change(now))
 
 
 @dataclass(frozen=True, slots=True)

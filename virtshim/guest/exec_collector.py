@@ -6,8 +6,6 @@ import select
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from virtshim.guest.command import CommandResult
 from virtshim.guest.guest_exec import GuestVm, RunningCommand
@@ -113,7 +111,7 @@ class OutputMemory:
 
 class Collector:
     """Keeps up to `limit` bytes of each stream, as far as there is `memory`. Further output is read and thrown away, so
-    that the command continues. The end of its `with` block frees the memory."""
+    that the command continues."""
 
     def __init__(self, vm: GuestVm, running: RunningCommand, limit: int, memory: OutputMemory) -> None:
         self._vm = vm
@@ -127,16 +125,15 @@ class Collector:
         self._pace = ReadPace(now)
         self._unseen = TokenBucket(_UNSEEN, _UNSEEN, now)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._memory.give_back(self._held)
-
     def result(self, deadline: CancellableDeadline) -> CommandResult:
-        """Returns when the command has ended. Errors: DeadlineExceeded, Aborted, Unavailable (the VM ended), InternalError."""
+        """Returns when the command has ended, and frees the memory. Called once. Errors: DeadlineExceeded, Aborted, Unavailable
+        (the VM ended), InternalError."""
+        try:
+            return self._result(deadline)
+        finally:
+            self._memory.give_back(self._held)
+
+    def _result(self, deadline: CancellableDeadline) -> CommandResult:
         running, output = self._running, self._running.output
         streams = {end.fileno(): (stream, end) for stream, end in running.outputs.items()}
         poller = select.poll()

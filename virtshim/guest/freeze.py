@@ -17,6 +17,7 @@ from virtshim.guest.ports import GuestOperations
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, ShimError, WrongState
 from virtshim.model.ids import ContainerId
+from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
@@ -39,18 +40,18 @@ class _Hold:
     over: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
 class GuestFreezer:
     """Each resumed guest has a thread until it has answered."""
 
-    def __init__(self, records: Records, guests: GuestOperations, clock: Clock, locks: PodLocks) -> None:
-        self._records = records
-        self._guests = guests
-        self._clock = clock
-        self._locks = locks
-        self._threads = ContainerThreads("thaw")
-        self._limits = ContainerThreads("freeze-limit")
-        self._lock = threading.Lock()
-        self._held: dict[ContainerId, _Hold] = {}
+    records: Records
+    guests: GuestOperations
+    clock: Clock
+    locks: PodLocks
+    _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("thaw"))
+    _limits: ContainerThreads = field(default_factory=lambda: ContainerThreads("freeze-limit"))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _held: dict[ContainerId, _Hold] = field(default_factory=dict)
 
     def freeze(self, container: Container) -> int:
         """Returns how many of its file systems are frozen; 0 if none could be, with the reason in the log.
@@ -73,7 +74,7 @@ class GuestFreezer:
                 raise Aborted("an earlier thaw is unanswered")
         self._note(container.id, frozen=True)
         try:
-            count = self._guests.freeze(container.id, _FREEZE)
+            count = self.guests.freeze(container.id, _FREEZE)
         except WrongState:
             self._note(container.id, frozen=False)
             raise
@@ -83,7 +84,7 @@ class GuestFreezer:
     def hold(self, container: Container, seconds: float) -> int:
         """Like `freeze`, until `thaw_now`, a stop, or the end of `seconds`. Raises ShimError; a guest that may be
         frozen is then thawed. If this process does not thaw it, the next one does."""
-        hold = _Hold(self._clock.monotonic() + seconds)
+        hold = _Hold(self.clock.monotonic() + seconds)
         with self._lock:
             if container.id in self._held:
                 raise Aborted(f"container {container.id.short} is being frozen already")
@@ -105,7 +106,7 @@ class GuestFreezer:
     def hold_longer(self, container: ContainerId, seconds: float) -> None:
         with self._lock:
             if (hold := self._held.get(container)) is not None:
-                hold.until = max(hold.until, self._clock.monotonic() + seconds)
+                hold.until = max(hold.until, self.clock.monotonic() + seconds)
 
     def forget_hold(self, container: ContainerId) -> None:
         with self._lock:
@@ -117,7 +118,7 @@ class GuestFreezer:
         """Raises ShimError if the guest does not answer at once; it is then asked again until it does."""
         self.forget_hold(container)
         try:
-            self._guests.thaw(container, _ANSWER)
+            self.guests.thaw(container, _ANSWER)
         except ShimError:
             self.after_resume(container, was_paused=False)
             raise
@@ -146,8 +147,8 @@ class GuestFreezer:
     # --- below: the thread of one guest
 
     def _await_limit(self, container: ContainerId, hold: _Hold) -> None:
-        while (left := hold.until - self._clock.monotonic()) > 0:
-            if self._clock.wait(hold.over, left):
+        while (left := hold.until - self.clock.monotonic()) > 0:
+            if self.clock.wait(hold.over, left):
                 return
         if self._limits.closing.is_set() or hold.over.is_set():
             return
@@ -158,8 +159,8 @@ class GuestFreezer:
     def _run(self, container: ContainerId, was_paused: bool) -> None:
         try:
             self._thaw(container)
-            if was_paused and not self._threads.closing.is_set() and self._runs(container) is not None:
-                self._guests.set_clock(container, _ANSWER)
+            if was_paused and not self._threads.closing.is_set() and running(self.records, container) is not None:
+                self.guests.set_clock(container, _ANSWER)
         except ShimError as exc:
             log.info("guest.clock.not_set", container=container.short, why=str(exc))
         except Exception:  # any error: the thread must leave a trace
@@ -169,38 +170,32 @@ class GuestFreezer:
         pause, last_error = _SOONEST, ""
         while (
             not self._threads.closing.is_set()
-            and (container := self._runs(wanted)) is not None
+            and (container := running(self.records, wanted)) is not None
             and container.status.frozen
             and not self.is_held(wanted)
         ):
             try:
-                self._guests.thaw(wanted, _ANSWER)
+                self.guests.thaw(wanted, _ANSWER)
             except ShimError as exc:
                 if str(exc) != last_error:
                     last_error = str(exc)
                     log.warning("guest.not_thawed", container=wanted.short, why=last_error)
-                self._clock.wait(self._threads.closing, pause)
+                self.clock.wait(self._threads.closing, pause)
                 pause = min(2 * pause, _LATEST)
             else:
                 self._note(wanted, frozen=False)
                 log.info("guest.thawed", container=wanted.short)
 
-    def _runs(self, container: ContainerId) -> Container | None:
-        found = self._records.containers.get(container)
-        return found if found is not None and found.is_running else None
-
     def _note(self, container: ContainerId, *, frozen: bool) -> None:
-        found = self._records.containers.get(container)
+        found = self.records.containers.get(container)
         if found is None:
             return
-        with self._locks.held(found.sandbox_id):
-            found = self._records.containers.get(container)
+        with self.locks.held(found.sandbox_id):
+            found = self.records.containers.get(container)
             if found is not None:
                 if frozen and found.unusable:
                     raise Aborted(f"container {container.short} {found.unusable}")
-                self._records.containers.replace(
-                    Container(found.spec, dataclasses.replace(found.status, frozen=frozen))
-                )
+                self.records.containers.replace(Container(found.spec, dataclasses.replace(found.status, frozen=frozen)))
 
 
 def _refuse_none(count: int, container: Container) -> None:

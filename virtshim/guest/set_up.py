@@ -38,6 +38,7 @@ from virtshim.model.network import nics_of
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
 from virtshim.model.troubles import Trouble, TroubleKind, merged, text_of_troubles
+from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
@@ -175,12 +176,12 @@ class GuestSetUp:
     def _made_all(self, container: Container, restarts: int) -> None:
         """`restarts`: how often its guest had restarted when the set-up began."""
         self.volumes.note(container, ())
-        running = {one.id for one in self.records.containers.all() if one.is_running}
+        there = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
             if restarts == self._restarts.get(container.id, 0):  # otherwise it may have been another boot
                 self._made.add(container.id)
-            self._made &= running
-            self._restarts = {one: count for one, count in self._restarts.items() if one in running}
+            self._made &= there
+            self._restarts = {one: count for one, count in self._restarts.items() if one in there}
 
     def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
         """Gives the guest the copies that it lacks."""
@@ -265,7 +266,7 @@ class GuestSetUp:
         with self._lock:
             pending, self._pending = self._pending, set()
         for wanted in pending:
-            if (container := self._running(wanted)) is not None:
+            if (container := running(self.records, wanted)) is not None:
                 self._follow_or_owe(container)
 
     def _follow_or_owe(self, container: Container) -> None:
@@ -361,7 +362,7 @@ class GuestSetUp:
         until = self.clock.monotonic() + self.agent_timeout.now
         if self._is_set_up(wanted):
             return
-        while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+        while not self._threads.closing.is_set() and (container := running(self.records, wanted)) is not None:
             if _stands_still(container):
                 until += self._rest()
                 continue
@@ -373,7 +374,7 @@ class GuestSetUp:
                 self._give_up(container)
                 return
             except ShimError as exc:
-                now = self._running(wanted)
+                now = running(self.records, wanted)
                 if self._threads.closing.is_set() or now is None or _stands_still(now):
                     continue
                 passes = isinstance(exc, DeadlineExceeded | Unavailable | Aborted)
@@ -421,7 +422,7 @@ class GuestSetUp:
 
     def _end(self, container: Container, why: tuple[Trouble, ...]) -> None:
         """Shuts down its VM, unless it is ending anyway. kubelet's next attempt gets a new VM."""
-        found = self._running(container.id)
+        found = running(self.records, container.id)
         if found is None or found.status.stop_asked or found.status.ending is not None:
             return
         log.warning("guest.volumes_lost", container=container.id.short, error=text_of_troubles(why))
@@ -435,7 +436,7 @@ class GuestSetUp:
 
     def _is_set_up(self, wanted: ContainerId) -> bool:
         """Whether the set-up is done and the copies are up to date."""
-        container = self._running(wanted)
+        container = running(self.records, wanted)
         if container is None or wanted not in self._made:
             return False
         return self.volumes.copies.is_settled(container, self.volumes.copies.now(container))
@@ -466,12 +467,8 @@ class GuestSetUp:
         if found is None or told(found) == found:
             return
         with self.locks.held(found.sandbox_id):
-            if (container := self._running(wanted)) is not None:
+            if (container := running(self.records, wanted)) is not None:
                 self.records.containers.replace(told(container))
-
-    def _running(self, wanted: ContainerId) -> Container | None:
-        found = self.records.containers.get(wanted)
-        return found if found is not None and found.is_running else None
 
 
 def _told(part: _Part, done: CommandResult) -> str:

@@ -42,8 +42,7 @@ class TroubleNotices:
 
     def notice(self, container: Container, now: tuple[Trouble, ...]) -> None:
         """`container`: as recorded; its recorded troubles have been reported. `now`: the troubles that will be
-        recorded next. Called with the
-        pod's lock held; never raises, and waits for nobody but the log's disk."""
+        recorded next. Called with the pod's lock held; never raises, and waits for nobody but the log's disk."""
         self._tell_the_cluster(container, now)
         with self._lock:
             reported = self._reported.get(container.id, container.status.troubles)

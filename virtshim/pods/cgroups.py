@@ -80,35 +80,25 @@ def _limits(limits: CgroupLimits) -> Mapping[str, object]:
     }
 
 
-def _directory(group: str, controller: str, root: str = CGROUPS) -> str:
-    """The directory with `controller`'s files of a group (`virtshim.model.cgroup.vm_cgroup_path`): cgroup v2, or the
-    hierarchy of that controller in v1 (where systemd mounts cpu and cpuacct as one and links both names to it)."""
-    if has_cgroup_v2(root):
-        return root + group
-    return f"{root}/{controller}{group}"
-
-
 def oom_kills(group: str, root: str = CGROUPS) -> int:
     """How many of the group's processes the kernel killed because the pod or the group ran out of memory; 0 if the
     group does not exist. Raises OSError for other failures."""
-    where = _directory(group, "memory", root)
+    where = root + group if has_cgroup_v2(root) else f"{root}/memory{group}"
     counts = _counts(f"{where}/memory.events") or _counts(f"{where}/memory.oom_control")
     return counts.get("oom_kill", 0)
 
 
 def _counts(path: str) -> dict[str, int]:
     """Reads a file with one `name number` pair a line."""
-    words = (line.split() for line in (_text(path) or "").splitlines())
+    words = (line.split() for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
 
 
-def _text(path: str) -> str | None:
+def _text(path: str) -> str:
     try:
         with open(path, encoding="ascii") as file:
             return file.read()
-    except FileNotFoundError:
-        return None
     except OSError as exc:
-        if exc.errno == errno.ENODEV:  # the group was removed while the file was open
-            return None
+        if exc.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: the group was removed while the file was open
+            return ""
         raise

@@ -139,6 +139,12 @@ def get_running_container(records: Records, text: str) -> Container:
     return container
 
 
+def running(records: Records, container: ContainerId) -> Container | None:
+    """The container's record; None if it does not run."""
+    found = records.containers.get(container)
+    return found if found is not None and found.is_running else None
+
+
 def require_running(container: Container) -> None:
     """Raises WrongState if the container does not run."""
     if not container.is_running:

@@ -12,6 +12,7 @@ import structlog
 from virtshim.guest.set_up import GuestSetUp
 from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
+from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.volumes.ports import KubeletVolumes
@@ -45,22 +46,22 @@ class CopyWatch:
 
     def look(self, wait: float) -> bool:
         """Waits once for changes and passes them on. False if there was nothing to wait for."""
-        running = {c.id: c for c in self.records.containers.all() if c.is_running and c.spec.copies}
-        self.guest_set_up.volumes.copies.keep(running)
-        hosts = {volume.host for container in running.values() for volume in container.spec.copies if volume.renewed}
+        there = {c.id: c for c in self.records.containers.all() if c.is_running and c.spec.copies}
+        self.guest_set_up.volumes.copies.keep(there)
+        hosts = {volume.host for container in there.values() for volume in container.spec.copies if volume.renewed}
         changed = self.files.changed(hosts, wait)
         now = self.clock.monotonic()
         if now >= self._all_at:
             self._all_at = now + _ALL
             changed = hosts
-        self._due |= {own for own, container in running.items() if _has(container, changed)}
-        self._due &= running.keys()
+        self._due |= {own for own, container in there.items() if _has(container, changed)}
+        self._due &= there.keys()
         self._due = {own for own in self._due if not self._renew(own)}
         return bool(hosts)
 
     def _renew(self, own: ContainerId) -> bool:
-        container = self.records.containers.get(own)
-        return container is None or not container.is_running or self.guest_set_up.renew(container)
+        container = running(self.records, own)
+        return container is None or self.guest_set_up.renew(container)
 
 
 def _has(container: Container, changed: Collection[str]) -> bool:

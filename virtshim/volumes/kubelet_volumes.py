@@ -123,13 +123,7 @@ _ODD: Final = (
 )
 
 
-class KubeletVolumeFiles:
-    def __init__(self) -> None:
-        self._watch = SwapWatch()
-
-    def close(self) -> None:
-        self._watch.close()
-
+class KubeletVolumeFiles(SwapWatch):
     def is_part(self, host_path: str, pod_uid: str) -> bool:
         return any(os.path.isdir(path) for path in subpath_sources(host_path, pod_uid))
 
@@ -176,9 +170,6 @@ class KubeletVolumeFiles:
         except OSError as exc:
             raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
         return Tmpfs(room.f_blocks * room.f_frsize, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
-
-    def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
-        return self._watch.changed(hosts, timeout)
 
 
 class _Changed(Exception):

@@ -21,8 +21,7 @@ from virtshim.volumes.disk_images import DRIVER
 from virtshim.volumes.memory_volumes import MemoryVolume
 from virtshim.volumes.shares import SharedVolume
 
-# /etc/hosts in the guest is kubelet's file, unless the pod's user-data or files say what it should be.
-
+# In the guest this is kubelet's file, unless the pod's user-data or files say what it should be.
 HOSTS: Final = "/etc/hosts"
 
 
@@ -52,7 +51,6 @@ _FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
 _EMPTY_DIR: Final = re.compile(r"/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/[^/]+")
 # A part of a volume (subPath). It has the pod's name of the volume.
 _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
-
 
 NO_IMAGES: Final[Mapping[str, SharedVolume]] = {}
 
@@ -144,12 +142,9 @@ def volumes_of(
             shared.append(image_volumes[guest])
         if origin not in (Origin.COPY, Origin.VOLUME) or guest in (*images, left_out):
             continue
-        if share:
-            shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
-        elif origin is Origin.COPY:
-            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly))
-        elif parts(mount.host_path):
-            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, renewed=False))
+        is_whole = origin is Origin.COPY
+        if not share and (is_whole or parts(mount.host_path)):
+            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, renewed=is_whole))
         else:
             shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
     shared.sort(key=lambda volume: volume.guest.count("/"))
@@ -166,13 +161,10 @@ def image_mounts(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
 ) -> list[tuple[Mount, bool]]:
     """The mounts at `images`, with normalized paths, and whether each is a volume that can hold a disk image."""
-    found = [
-        (mount, normal_path(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)
-    ]
     return [
         (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
-        for mount, guest, origin in found
-        if guest in images
+        for mount, origin in origins(mounts, annotations, pod_uid)
+        if (guest := normal_path(mount.container_path)) in images
     ]
 
 
@@ -201,7 +193,7 @@ def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tu
     if not path:
         return "", config
     field = f"annotation {STATE_VOLUME_ANNOTATION}: {escaped(path, 200)}"
-    found = [(mount, origin) for mount, origin in origins(config.mounts, config.annotations, pod_uid)]
+    found = origins(config.mounts, config.annotations, pod_uid)
     mount, origin = next((one for one in found if normal_path(one[0].container_path) == path), (None, None))
     if mount is None:
         raise InvalidRequest(f"{field} is not a mountPath of the container; mount a PersistentVolumeClaim there")
@@ -257,7 +249,5 @@ def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool,
 def has_writable(container: Container) -> bool:
     """Whether the guest's writes may end up on its root disk if a mount fails unnoticed."""
     spec = container.spec
-    writable = [not volume.readonly for volume in spec.volumes] + [
-        not volume.readonly for volume in spec.memory_volumes
-    ]
-    return any(writable) or any(disk.guest for disk in spec.empty_disks)
+    readonly = [volume.readonly for volume in spec.volumes] + [volume.readonly for volume in spec.memory_volumes]
+    return not all(readonly) or any(disk.guest for disk in spec.empty_disks)

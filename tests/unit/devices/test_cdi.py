@@ -318,3 +318,12 @@ def test_without_a_device_name_no_file_is_read(node: Node) -> None:
     with capture_logs() as logs:
         assert node.find() == CdiGrant()
     assert logs == []
+
+
+def test_a_directory_with_the_name_of_a_specification_is_a_fault_and_leaks_no_descriptor(node: Node) -> None:
+    node.write("/etc/cdi/a.json/file", "")
+    node.directories.survey()
+    before = len(os.listdir("/proc/self/fd"))
+    _, (fault,) = node.directories.survey()
+    assert "/etc/cdi/a.json" in fault
+    assert len(os.listdir("/proc/self/fd")) == before
