@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from tapmanager.toml_files import Key
 from virtshim.cli.diag.secrets import PLAIN_ANNOTATIONS
-from virtshim.cli.node_dir import toml_value
 from virtshim.cli.proxy import routes
 from virtshim.config.environment import PREFIX
 from virtshim.config.faults import dotted, keys_of
 from virtshim.config.settings import Loaded, Settings, read_settings
+from virtshim.config.toml_text import toml_value
 
 # `virtshim config check`.
 

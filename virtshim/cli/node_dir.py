@@ -12,12 +12,10 @@ DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
 import ipaddress
 import json
 import os
-import re
 import shutil
 import tomllib
 from collections.abc import Iterable
@@ -27,6 +25,7 @@ from typing import Any
 
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.config.settings import Settings, load_settings, merged_settings
+from virtshim.config.toml_text import toml_key, toml_value
 from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.model.sandbox import VMS
 from virtshim.system.files import remove_tree, replace_text
@@ -34,7 +33,6 @@ from virtshim.system.files import remove_tree, replace_text
 # Names of settings in environment variables, VIRTSHIM_<TABLE>__<KEY>. A variable may also hold a whole table as JSON.
 _OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
 _OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,32 +310,10 @@ def to_toml(values: dict[str, Any]) -> str:
     for table, content in values.items():
         if not isinstance(content, dict):
             raise InvalidRequest(f"--config: {table} must be a table, such as [{table}]")
-        lines.append(f"[{_toml_key(table)}]")
-        lines.extend(f"{_toml_key(key)} = {toml_value(value)}" for key, value in content.items())
+        lines.append(f"[{toml_key(table)}]")
+        lines.extend(f"{toml_key(key)} = {toml_value(value)}" for key, value in content.items())
         lines.append("")
     return "\n".join(lines)
-
-
-def toml_value(value: Any) -> str:
-    """JSON's integers and booleans are valid TOML. So are its strings, unless they hold surrogate pairs or DEL."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(one)}" for key, one in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(toml_value, value)) + "]"
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case float():
-            return repr(value)
-        case dt.date() | dt.time():
-            return value.isoformat()
-        case _:
-            return json.dumps(value)
-
-
-def _toml_key(name: str) -> str:
-    """Quotes keys such as annotation names: a bare key may not contain dots and slashes."""
-    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
 def _network_file(conf_dir: str) -> str:

@@ -93,23 +93,12 @@ def _lines(found: Outcome) -> Iterator[tuple[str, str]]:
         if change.action is not Action.SAME:
             yield _DONE[change.action], f"{change.path}   {change.note or change.why}".rstrip()
             yield "diff", "".join(_diff(change))
-    yield from ((word, unit) for word, units in _units(found).items() for unit in units)
+    yield from ((word, unit) for word, units in found.units.items() for unit in units)
     yield from (("caught up", f"systemctl {words}, left over from an earlier run") for words in found.pending)
     yield from (("problem", text) for text in (found.plan.problems if found.plan else ()))
     yield from (("failed", text) for text in found.failed)
     for number, step in enumerate(found.steps, 1):
         yield "next" if number == 1 else "", f"{number}. {step}"
-
-
-def _units(found: Outcome) -> dict[str, tuple[str, ...]]:
-    return {
-        "enabled": found.enabled,
-        "started": found.started,
-        "disabled": found.disabled,
-        "stopped": found.stopped,
-        "masked": found.masked,
-        "unmasked": found.unmasked,
-    }
 
 
 def _diff(change: Change) -> Iterator[str]:
@@ -132,7 +121,7 @@ def _as_json(found: Outcome, options: SetupOptions) -> dict[str, Any]:
         "files": [
             {"path": one.path, "action": one.action.value, "why": one.why, "note": one.note} for one in found.changes
         ],
-        "units": {word: list(units) for word, units in _units(found).items()},
+        "units": {word: list(units) for word, units in found.units.items()},
         "pending": list(found.pending),
         "problems": list(plan.problems) if plan else [],
         "failed": list(found.failed),

@@ -83,13 +83,9 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def dumped(manifest: Manifest) -> bytes:
-    return _ADAPTER.dump_json(manifest, indent=2) + b"\n"
-
-
-def parsed(text: bytes | None) -> Manifest:
-    """An empty manifest for None. Raises WrongState."""
-    if text is None:
+def read_manifest(tree: NodeTree) -> Manifest:
+    """Raises WrongState."""
+    if (text := tree.read(FILE)) is None:
         return Manifest()
     try:
         found = _ADAPTER.validate_json(text)
@@ -125,8 +121,15 @@ class PlannedFile:
     path: str
     content: bytes
     why: str
-    mode: int = 0o644
     keeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """Files to write for one subject, and the problems that the operator has to solve."""
+
+    files: tuple[PlannedFile, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,6 @@ class Change:
     why: str = ""
     note: str = ""
     is_back: bool = False
-
-
-def read_manifest(tree: NodeTree) -> Manifest:
-    """Raises WrongState."""
-    return parsed(tree.read(FILE))
 
 
 def before(tree: NodeTree, manifest: Manifest) -> Mapping[str, bytes | None]:
@@ -218,8 +216,8 @@ def _taken_back(tree: NodeTree, entry: Entry) -> Change:
     return Change(entry.path, Action.RESTORE, old, was, is_back=True)
 
 
-def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change], modes: Mapping[str, int]) -> Manifest:
-    """Makes the changes. Call `make_state_directory` first. `modes`: the modes of new files."""
+def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change]) -> Manifest:
+    """Makes the changes. Call `make_state_directory` first."""
     writes = [one for one in changes if one.action in (Action.CREATE, Action.REPLACE, Action.UPDATE)]
     for change in writes:
         assert change.new is not None
@@ -241,7 +239,7 @@ def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change], modes: 
         # An existing file keeps its mode.
         before = entry_of.before if (entry_of := manifest.entry(change.path)) else None
         if before is None:
-            tree.write(change.path, change.new, modes.get(change.path, 0o644))
+            tree.write(change.path, change.new)
         else:
             tree.write(change.path, change.new, before.mode, (before.uid, before.gid))
     manifest = _undone(tree, manifest, [one for one in changes if one.is_back and one.action is not Action.KEEP])
@@ -291,7 +289,7 @@ def make_state_directory(tree: NodeTree) -> tuple[str, ...]:
 
 
 def save(tree: NodeTree, manifest: Manifest) -> Manifest:
-    tree.write(FILE, dumped(manifest), 0o600)
+    tree.write(FILE, _ADAPTER.dump_json(manifest, indent=2) + b"\n", 0o600)
     return manifest
 
 

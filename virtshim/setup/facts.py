@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tapmanager.shares.plan import PROGRAMS
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.model.errors import InvalidRequest
@@ -139,7 +138,6 @@ class NodeFacts:
     cni_configuration: str = ""
     emulator: str = ""
     vmwrapper: str = ""
-    virtiofsd: str = ""
     libvirt: str = ""
     has_kvm: bool = False
     iommu_groups: int = 0
@@ -180,7 +178,6 @@ def look(
         cni_configuration=network,
         emulator=_first(files, _EMULATORS),
         vmwrapper=_first(files, _WRAPPERS),
-        virtiofsd=_first(files, PROGRAMS),
         libvirt=next((name for path, name in _LIBVIRT.items() if files.exists(path)), ""),
         has_kvm=files.exists("/dev/kvm"),
         iommu_groups=PciBus(files).groups(),

@@ -9,7 +9,7 @@ from typing import Final
 
 from virtshim.neighbours.kubelet import CONFIG_FILE, ENVIRONMENTS, EXTRA_FLAGS, KubeletSetup
 from virtshim.setup import texts
-from virtshim.setup.changes import PlannedFile
+from virtshim.setup.changes import FilePlan, PlannedFile
 from virtshim.setup.facts import AS_BYTES
 
 CONFIG_DIR: Final = "/etc/kubernetes/kubelet.conf.d"
@@ -19,12 +19,6 @@ LABEL: Final = "virtshim.io/vms=true"
 _DROP_INS: Final = (1, 30)
 _UNIT_DROP_INS: Final = "/etc/systemd/system/kubelet.service.d"
 _ALONE, _WITH_RUNTIME = "90-virtshim.conf", "91-virtshim-proxy.conf"
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    files: tuple[PlannedFile, ...] = ()
-    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +37,10 @@ class Wanted:
         return self.version is None or self.version >= _DROP_INS
 
 
-def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -> Wiring:
+def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -> FilePlan:
     """The plan; empty if there is no kubelet. `file_texts`: texts of the files that may hold kubelet's extra flags."""
     if not kubelet.is_there:
-        return Wiring()
+        return FilePlan()
     name = _WITH_RUNTIME if wanted.with_runtime else _ALONE
     why = f"{wanted.why[:1].upper()}{wanted.why[1:]}."
     text = texts.kubelet_drop_in(
@@ -77,7 +71,7 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
         problems.append(
             f"kubelet's unit does not use {EXTRA_FLAGS}; start kubelet with {' '.join(flags)}, or it will not call virtshim"
         )
-    return Wiring(tuple(files), tuple(problems))
+    return FilePlan(tuple(files), tuple(problems))
 
 
 def of_vms_only(paths: Collection[str]) -> bool:

@@ -51,17 +51,20 @@ class Outcome:
     steps: tuple[str, ...] = ()
 
     @property
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """The units whose state changes, by what is done with them."""
+        return {
+            "enabled": self.enabled,
+            "started": self.started,
+            "disabled": self.disabled,
+            "stopped": self.stopped,
+            "masked": self.masked,
+            "unmasked": self.unmasked,
+        }
+
+    @property
     def changes_nothing(self) -> bool:
-        units = (
-            *self.enabled,
-            *self.started,
-            *self.disabled,
-            *self.stopped,
-            *self.masked,
-            *self.unmasked,
-            *self.pending,
-        )
-        return not units and all(one.action in (Action.SAME, Action.KEEP) for one in self.changes)
+        return not self.changed and not self.pending and not any(self.units.values())
 
     @property
     def changed(self) -> frozenset[str]:
@@ -87,7 +90,6 @@ class NodeSetup:
         with self._alone() as made:
             manifest = files_of.read_manifest(self._tree)
             found = self._planned(manifest, vms_only, name)
-            modes = {file.path: file.mode for file in found.plan.files} if found.plan else {}
             # Record which units do not run before changing any: after a kill, the next run must not take units that the operator
             # enabled for its own.
             sleeping = [unit for unit in found.enabled if not self._is_up(unit)]
@@ -100,7 +102,7 @@ class NodeSetup:
                 masked=_once(*manifest.masked, *found.masked),
                 vms_only=found.facts.vms_only,
             )
-            manifest = files_of.apply(self._tree, manifest, found.changes, modes)
+            manifest = files_of.apply(self._tree, manifest, found.changes)
             failed = [*self._try("mask", found.masked), *self._retired(found)]
             manifest, unpaid = self._pending_done(manifest)
             failed += [*unpaid, *self._try("enable", self._to_enable(found))]
@@ -254,7 +256,7 @@ class NodeSetup:
         failed = []
         for unit in units:
             try:
-                getattr(self._systemctl, verb)((unit,))
+                self._systemctl.change(verb, unit)
             except ShimError as exc:
                 failed.append(str(exc))
         return failed

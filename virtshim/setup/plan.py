@@ -100,6 +100,8 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
     # If the container runtime has another cgroup driver than the one reported to kubelet, kubelet would lose its containers at
     # its next start.
     refusal = conflict if facts.kubelet.is_there else ""
+    forbids = "images.forbidden_networks" in own.said
+    steps = next_steps.after_set_up(facts, name, socket, had_taint=had_taint, forbids=forbids)
     return Plan(
         files=tuple(files),
         choices=tuple(choices),
@@ -114,14 +116,9 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
             *_guests_conflicts(facts),
             *(_unsaid(choices) if own.has_file else ()),
         ),
-        steps=() if refusal else tuple(_steps(facts, own, name, socket, had_taint=had_taint)),
+        steps=() if refusal else tuple(steps),
         refusal=refusal,
     )
-
-
-def _steps(facts: NodeFacts, own: OwnSettings, name: str, socket: str, *, had_taint: bool) -> list[str]:
-    forbids = "images.forbidden_networks" in own.said
-    return next_steps.after_set_up(facts, name, socket, had_taint=had_taint, forbids=forbids)
 
 
 def _tables(keys: Collection[str]) -> set[str]:

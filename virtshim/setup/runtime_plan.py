@@ -3,35 +3,26 @@ the name of the RuntimeClass handler. CRI-O gets none, because it cannot make su
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from virtshim.config.toml_text import toml_key, toml_value
 from virtshim.neighbours.runtimes import CONTAINERD_FILE, RuntimeSetup
-from virtshim.setup.changes import PlannedFile
+from virtshim.setup.changes import FilePlan, PlannedFile
 from virtshim.setup.facts import AS_BYTES
 from virtshim.setup.texts import MARK
 
 _WHY: Final = "pods with containers beside their VM"
 # containerd's default, which its file need not have. A file with tables of runtimes replaces it.
 _RUNC: Final = {"runtime_type": "io.containerd.runc.v2"}
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimePlan:
-    files: tuple[PlannedFile, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-def plan(runtime: RuntimeSetup | None, handlers: Sequence[str], texts: Mapping[str, str]) -> RuntimePlan:
+def plan(runtime: RuntimeSetup | None, handlers: Sequence[str], texts: Mapping[str, str]) -> FilePlan:
     """`handlers`: the RuntimeClass handlers that the runtime must have. `texts`: texts of existing files by path."""
     missing = [one for one in handlers if runtime and one not in runtime.handlers]
     if runtime is None or not runtime.handlers_table or runtime.trouble or not missing:
-        return RuntimePlan()
+        return FilePlan()
     tables = _tables(runtime, missing)
     text = texts.get(CONTAINERD_FILE, "")
     if why := _why_not(runtime, tables, text):
@@ -40,9 +31,9 @@ def plan(runtime: RuntimeSetup | None, handlers: Sequence[str], texts: Mapping[s
             f"{runtime.name} has no OCI runtime {named}, which {_WHY} need, and setup cannot add it: {why}; copy the table of "
             f"its default runtime to [{runtime.handlers_table}.{missing[0]}] by hand, and restart {runtime.name}"
         )
-        return RuntimePlan(problems=(problem,))
+        return FilePlan(problems=(problem,))
     content = "\n".join([text or "version = 2", "", MARK.rstrip(), *tables, ""])
-    return RuntimePlan((PlannedFile(CONTAINERD_FILE, content.encode(errors=AS_BYTES), _WHY),))
+    return FilePlan((PlannedFile(CONTAINERD_FILE, content.encode(errors=AS_BYTES), _WHY),))
 
 
 def _why_not(runtime: RuntimeSetup, tables: Sequence[str], text: str) -> str:
@@ -69,25 +60,12 @@ def _tables(runtime: RuntimeSetup, missing: Sequence[str]) -> list[str]:
     if default is None:
         return []
     names = [*([runtime.default_runtime] if runtime.default_runtime not in runtime.handlers else []), *missing]
-    return [line for name in names for line in _lines(f"{runtime.handlers_table}.{_key(name)}", default)]
+    return [line for name in names for line in _lines(f"{runtime.handlers_table}.{toml_key(name)}", default)]
 
 
 def _lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     yield f"[{name}]"
-    yield from (f"{_key(key)} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict))
+    yield from (f"{toml_key(key)} = {toml_value(value)}" for key, value in table.items() if not isinstance(value, dict))
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _lines(f"{name}.{_key(key)}", value)
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    # JSON's texts, numbers and booleans are TOML's; a date is written as Python writes it.
-    return json.dumps(value) if isinstance(value, str | int | float | bool) else str(value)
+            yield from _lines(f"{name}.{toml_key(key)}", value)

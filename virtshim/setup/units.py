@@ -91,35 +91,16 @@ class Systemctl:
         said = process.run(self._argv("is-active", unit), timeout=_LIMIT).stdout.decode(errors="replace").strip()
         return said in ("inactive", "failed", "unknown", "")
 
-    def enable(self, units: Sequence[str]) -> None:
-        """Enables the units, and starts them if systemd runs. Raises InternalError."""
-        if units:
-            self._run("enable", *self._now(), *units)
-
-    def disable(self, units: Sequence[str]) -> None:
-        """Disables the units without stopping them."""
-        if units:
-            self._run("disable", *units)
-
-    def stop(self, units: Sequence[str]) -> None:
-        if units:
-            self._run("stop", *units)
-
-    def mask(self, units: Sequence[str]) -> None:
-        if units:
-            self._run("mask", *self._now(), *units)
-
-    def unmask(self, units: Sequence[str]) -> None:
-        if units:
-            self._run("unmask", *units)
+    def change(self, verb: str, unit: str) -> None:
+        """`verb`: enable, disable, stop, mask or unmask. If systemd runs, enable also starts the unit, and mask stops it. Raises
+        InternalError."""
+        now = ["--now"] if self.runs and verb in ("enable", "mask") else []
+        self._run(verb, *now, unit)
 
     def tell(self, *words: str) -> None:
         """Runs a systemctl command. Does nothing if systemd does not run."""
         if self.runs and (len(words) == 1 or not self.is_idle(words[-1])):
             self._run(*words)
-
-    def _now(self) -> list[str]:
-        return ["--now"] if self.runs else []
 
     def _argv(self, *words: str) -> list[str]:
         root = [] if self._root == "/" else [f"--root={os.path.realpath(self._root)}"]

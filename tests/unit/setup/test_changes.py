@@ -75,7 +75,7 @@ def set_up(tree: NodeTree, files: Sequence[PlannedFile] = (NEW, CHANGED)) -> lis
     assert all(one.startswith(DIRECTORY) for one in made)
     manifest = changes.read_manifest(tree)
     planned = changes.planned(tree, manifest, files)
-    changes.apply(tree, manifest, planned, {file.path: file.mode for file in files})
+    changes.apply(tree, manifest, planned)
     return planned
 
 

@@ -118,16 +118,11 @@ class Machine(Systemctl):
     def is_idle(self, unit: str) -> bool:
         return unit not in self.active
 
-    def enable(self, units: object) -> None:
-        """Two steps, of which a kill may come between."""
-        for unit in units:  # type: ignore[attr-defined]
-            self._run("enable", unit)
-            self._run("start", unit)
-
-    def mask(self, units: object) -> None:
-        for unit in units:  # type: ignore[attr-defined]
-            self._run("mask", unit)
-            self._run("stop", unit)
+    def change(self, verb: str, unit: str) -> None:
+        """`enable` and `mask` have two steps, and a kill may come between them."""
+        self._run(verb, unit)
+        if verb in ("enable", "mask"):
+            self._run("start" if verb == "enable" else "stop", unit)
 
     def _run(self, *words: str) -> None:
         if " ".join(words) in self.refuses:

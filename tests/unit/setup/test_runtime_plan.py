@@ -8,8 +8,9 @@ import pytest
 from fakes.sysfs import FakeSysfs
 
 from virtshim.neighbours.runtimes import CONTAINERD_FILE, read
+from virtshim.setup.changes import FilePlan
 from virtshim.setup.facts import NodeFacts
-from virtshim.setup.runtime_plan import RuntimePlan, plan
+from virtshim.setup.runtime_plan import plan
 from virtshim.setup.units import pending
 
 pytestmark = [pytest.mark.operator, pytest.mark.helpers]
@@ -25,13 +26,13 @@ def node(tmp_path: Path) -> FakeSysfs:
     return node
 
 
-def planned(node: FakeSysfs, *handlers: str) -> RuntimePlan:
+def planned(node: FakeSysfs, *handlers: str) -> FilePlan:
     (runtime,) = read(node.files())
     texts = {CONTAINERD_FILE: node.path(CONTAINERD_FILE).read_text()} if node.path(CONTAINERD_FILE).exists() else {}
     return plan(runtime, handlers or ("virtshim-pod",), texts)
 
 
-def written(found: RuntimePlan) -> str:
+def written(found: FilePlan) -> str:
     assert found.problems == ()
     (file,) = found.files
     return file.content.decode()
@@ -82,7 +83,7 @@ def test_a_file_of_version_3_and_a_handler_of_the_operators_choice(node: FakeSys
 
 def test_an_entry_of_the_operators_own_is_kept(node: FakeSysfs) -> None:
     node.write(CONTAINERD_FILE, f"version = 2\n[{V2}.runtimes.virtshim-pod]\nruntime_type = 'x'\n")
-    assert planned(node) == RuntimePlan()
+    assert planned(node) == FilePlan()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_crio_gets_no_entry_because_the_proxy_would_refuse_the_vms(tmp_path: Pat
     node = FakeSysfs(tmp_path)
     node.write("/usr/bin/crio", "")
     node.write("/etc/crio/crio.conf.d/10-crio.conf", "[crio.runtime.runtimes.crun]\nruntime_path = '/usr/bin/crun'\n")
-    assert planned(node) == RuntimePlan()
+    assert planned(node) == FilePlan()
 
 
 def test_containerd_is_restarted_if_its_file_has_changed() -> None:
