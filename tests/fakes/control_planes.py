@@ -62,14 +62,12 @@ class User:
         match method:
             case "GET":
                 return asking.get(self.access(), path, asking.RequestLimits(30.0))
-            case "POST":
-                return asking.post(self.access(), path, body)
             case "PATCH":
-                return asking.patch(self.access(), path, body)
+                return asking.ask(self.access(), method, path, body, asking.MERGE_PATCH)
             case "LISTS":
-                return asking.patch_lists(self.access(), path, body)
+                return asking.ask(self.access(), "PATCH", path, body, asking.STRATEGIC_PATCH)
             case _:
-                return asking.delete(self.access(), path, body)
+                return asking.ask(self.access(), method, path, body)
 
     def do(self, method: str, path: str, body: Document | None = None) -> Document:
         answer = self.ask(method, path, body)

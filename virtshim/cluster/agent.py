@@ -1,6 +1,6 @@
 """A node's agent: tells the API server what virtshim says about the node's VMs, and virtshim what the objects ask for.
 
-It keeps nothing. VMs run on without it.
+The agent has no state of its own. VMs run on without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 
-# Seconds: between two looks at the node's VMs; between two signs of life; for the first lists.
+# Seconds: between two looks at the node's VMs; between two signs of life.
 _LOOK: Final = 2.0
 _SIGN: Final = 20.0
-_LISTS: Final = 120.0
 
 
 class NodeVms(Protocol):
@@ -88,9 +87,7 @@ class Agent:
         if self.translations_dir:
             self.mappings.start()
         for one in (self.vms, self.pods):
-            one.start()
-            if not one.wait(_LISTS):
-                raise Unavailable(f"the API server has not answered within {_LISTS:g} s; the log says why")
+            one.start_and_list()
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
@@ -120,7 +117,7 @@ class Agent:
 
     def _mirror_mappings(self) -> None:
         """Waits until all mappings are known, because files of other mappings are removed. Works without virtshim."""
-        if not self.translations_dir or not self.mappings.wait(0):
+        if not self.translations_dir or not self.mappings.is_complete:
             return
         try:
             self._mirror.settle(self.mappings.all())
@@ -216,14 +213,14 @@ class Agent:
         nodes = part(vm.shown, "nodes")
         if nodes.get(self.node) == found:
             return
-        # None takes away what is not kept any more: a merge patch leaves what it does not name.
+        # None removes fields that no longer apply, because a merge patch leaves fields that it does not name.
         whole = None if found is None else {"savedAt": None, "savedBytes": None, "lapsesAt": None, **found}
         path = below(VMS, vm.namespace, vm.name, "status")
         written = self.api.change(path, {"metadata": {"uid": vm.uid}, "status": {"nodes": {self.node: whole}}})
         self.vms.wrote(written, vm.version)
 
     def _forget_others(self, found: Sequence[LastingVm]) -> None:
-        """Of VMs of which the node has nothing any more."""
+        """Removes this node from the status of VMs of which it has nothing any more."""
         here = {(one.namespace, one.name) for one in found}
         for document in self.vms.all():
             seen = vm_seen(document, has_budget=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,9 +9,9 @@ from urllib.parse import quote
 
 import structlog
 
-from virtshim.cluster.reading import stamp_of
 from virtshim.cluster.values import API_VERSION, GROUP, KIND
-from virtshim.kubeapi.asking import Answer, delete, get, patch, patch_lists, post
+from virtshim.kubeapi.asking import MERGE_PATCH, STRATEGIC_PATCH, Answer, ask
+from virtshim.kubeapi.event_document import event_document
 from virtshim.kubeapi.kubeconfig import Access
 from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable
 from virtshim.system.clock import Clock
@@ -29,7 +27,8 @@ NODES: Final = "/api/v1/nodes"
 BUDGETS: Final = "/apis/policy/v1/poddisruptionbudgets"
 LEASES: Final = "/apis/coordination.k8s.io/v1"
 GUIDE: Final = "docs/cluster.md, Permissions"
-_LONGEST_NOTE: Final = 1024
+# The words of rights, by method.
+_VERBS: Final = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 class ConflictFound(Exception):
@@ -56,26 +55,29 @@ class Api:
     access: Callable[[], Access]
 
     def get(self, path: str) -> Document:
-        return self._done(lambda: get(self.access(), path), "get", path)
+        return self._ask("GET", path)
 
     def create(self, path: str, document: Document) -> Document:
-        return self._done(lambda: post(self.access(), path, document), "create", path)
+        return self._ask("POST", path, document)
 
     def change(self, path: str, document: Document) -> Document:
         """`document`: a merge patch; with a resourceVersion, it holds for that version alone."""
-        return self._done(lambda: patch(self.access(), path, document), "patch", path)
+        return self._ask("PATCH", path, document, MERGE_PATCH)
 
     def change_lists(self, path: str, document: Document) -> Document:
         """Like `change`, but lists with a key, such as conditions, are merged."""
-        return self._done(lambda: patch_lists(self.access(), path, document), "patch", path)
+        return self._ask("PATCH", path, document, STRATEGIC_PATCH)
 
     def remove(self, path: str, options: Document) -> Document:
         """Returns the object while it ends."""
-        return self._done(lambda: delete(self.access(), path, options), "delete", path)
+        return self._ask("DELETE", path, options)
 
-    def _done(self, ask: Callable[[], Answer], verb: str, path: str) -> Document:
+    def _ask(
+        self, method: str, path: str, document: Document | None = None, content_type: str = "application/json"
+    ) -> Document:
+        verb = _VERBS[method]
         try:
-            answer = ask()
+            answer = ask(self.access(), method, path, document, content_type)
         except (OSError, ValueError, InvalidRequest) as exc:
             why = " ".join(str(exc).split())[:300]
             raise Unavailable(f"the API server cannot be asked to {verb} {path}: {why}") from None
@@ -109,31 +111,10 @@ class Notices:
 
     def tell(self, about: Document, reason: str, message: str, *, is_warning: bool) -> None:
         metadata = about["metadata"]
-        at = stamp_of(self.clock.now_ns() / 1e9)
-        document = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{metadata['name'][:200].rstrip('.-')}.{secrets.token_hex(8)}",
-                "namespace": metadata["namespace"],
-            },
-            "involvedObject": {
-                "apiVersion": self.api_version,
-                "kind": self.kind,
-                "namespace": metadata["namespace"],
-                "name": metadata["name"],
-                "uid": metadata["uid"],
-            },
-            "type": "Warning" if is_warning else "Normal",
-            "reason": reason,
-            "message": message[:_LONGEST_NOTE],
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": 1,
-            "source": {"component": self.component},
-            "reportingComponent": self.component,
-            "reportingInstance": socket.gethostname(),
-        }
+        involved = {name: metadata[name] for name in ("namespace", "name", "uid")}
+        involved |= {"apiVersion": self.api_version, "kind": self.kind}
+        at = self.clock.now_ns() / 1e9
+        document = event_document(involved, reason, message, at, self.component, is_warning=is_warning)
         try:
             self.api.create(f"/api/v1/namespaces/{quote(metadata['namespace'], safe='')}/events", document)
         except (ShimError, ConflictFound, GoneFound) as exc:

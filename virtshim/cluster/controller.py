@@ -1,6 +1,6 @@
-"""Carries plans out: one step of a VirtualMachine's plan after the other.
+"""Carries out the plans of VirtualMachines, one step after the other.
 
-It keeps nothing that the API server does not have. So it may be killed at any moment, and two of them do no harm.
+The controller has no state that the API server does not have. So it may be killed at any moment, and two controllers do no harm.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from virtshim.cluster.evictions import ALLOWED, Answer, answer
 from virtshim.cluster.moving import MoveLimits, crowded
 from virtshim.cluster.plan import Plan, plan
 from virtshim.cluster.reading import part, parts, text, words
-from virtshim.cluster.seeing import Cluster, Key
+from virtshim.cluster.seeing import Cluster
 from virtshim.cluster.steps import AskToPause, Create, Delete, Forget, Note, SetBudget, SetFinalizer, Step, Ungate
-from virtshim.cluster.turns import Turns
-from virtshim.cluster.values import FINALIZER, VM_LABEL, PodSeen, VmSeen, budget_name, refused_again
+from virtshim.cluster.turns import Key, Turns
+from virtshim.cluster.values import FINALIZER, VM_LABEL, PodSeen, VmSeen, budget_name, refused_again, seen_pod
 from virtshim.kubeapi.kubeconfig import Access
 from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable
 from virtshim.system.clock import Clock
@@ -31,9 +31,8 @@ from virtshim.system.threads import lasting
 log = structlog.get_logger(__name__)
 
 _WORKERS: Final = 4
-# Seconds until a VM is looked at again after an error, and for the first lists.
+# Seconds until a VM is looked at again after an error.
 _AGAIN: Final = 5.0
-_LISTS: Final = 120.0
 # Tries to write the mark of an eviction: agents and the controller write to the object meanwhile.
 _MARKS: Final = 4
 
@@ -62,9 +61,7 @@ class Controller:
     def start(self) -> None:
         """Returns when everything has been read once. Raises Unavailable."""
         for one in self.cluster.collections:
-            one.start()
-            if not one.wait(_LISTS):
-                raise Unavailable(f"the API server has not answered within {_LISTS:g} s; the log says why")
+            one.start_and_list()
         self._threads = [lasting(self._work, f"vms-{number}") for number in range(_WORKERS)]
 
     def close(self) -> None:
@@ -165,8 +162,7 @@ class Controller:
         return self.clock.now_ns() / 1e9
 
     def _crowded(self, vm: VmSeen, pods: list[PodSeen]) -> str:
-        first = next((one for one in pods if vm.record.pod is not None and one.uid == vm.record.pod.uid), None)
-        return crowded(vm, first, self.cluster.moving(vm), self.limits)
+        return crowded(vm, seen_pod(vm.record.pod, pods), self.cluster.moving(vm), self.limits)
 
     def _show(self, vm: VmSeen, document: Document, planned: Plan, now: float) -> Document:
         """Writes the status for people. Returns the object as it is then."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from virtshim.cluster.moving import begins, progress, unmovable
-from virtshim.cluster.values import Drain, Eviction, NodeSeen, PodSeen, VmSeen, named
+from virtshim.cluster.values import Drain, Eviction, NodeSeen, PodSeen, VmSeen, named, seen_pod
 
 # Seconds: the mark is written again when it is this old, so that not each of kubectl's requests is a write.
 _REFRESHED_AFTER = 15.0
@@ -39,9 +39,7 @@ def answer(
     if not vm.record.names(pod.uid):
         return _left(vm, pod)
     if vm.record.target is not None:
-        target = _seen(vm.record.target.uid, pods)
-        first = _seen(vm.record.pod.uid, pods) if vm.record.pod else None
-        return _during_move(vm, pod, first, target, nodes, now)
+        return _during_move(vm, pod, seen_pod(vm.record.pod, pods), seen_pod(vm.record.target, pods), nodes, now)
     if pod.has_moved or not pod.node:
         return _left(vm, pod)
     match vm.spec.drain:
@@ -114,10 +112,6 @@ def _again(had: Eviction, pod: PodSeen, node: NodeSeen | None, now: float) -> Ev
     if had.pod != pod.uid or (now < had.at + _REFRESHED_AFTER and cordoned == had.cordoned):
         return None
     return Eviction(pod.uid, now, cordoned)
-
-
-def _seen(uid: str, pods: Sequence[PodSeen]) -> PodSeen | None:
-    return next((one for one in pods if one.uid == uid), None)
 
 
 def _refused(vm: VmSeen, why: str) -> Answer:

@@ -28,9 +28,9 @@ from virtshim.cluster.steps import (
     Step,
     Ungate,
 )
-from virtshim.cluster.values import NodeSeen, PodSeen, Record, State, VmSeen, named, refused_again
+from virtshim.cluster.values import NodeSeen, PodSeen, Record, State, VmSeen, named, refused_again, seen_pod
 
-# Seconds: a pod that a killed controller has left behind its gate is used so long, as it was made for a moment like that one.
+# Seconds for which a gated pod that a killed controller left is still used. An older pod was made for another situation.
 _USED_WITHIN = 60.0
 # Seconds that a pod must have lasted for its end to be no failure; and until the next try after failures.
 _LASTED = 600.0
@@ -69,11 +69,11 @@ class _View:
 
     @property
     def pod(self) -> PodSeen | None:
-        return self._seen(self.record.pod.uid) if self.record.pod else None
+        return seen_pod(self.record.pod, self.pods)
 
     @property
     def target(self) -> PodSeen | None:
-        return self._seen(self.record.target.uid) if self.record.target else None
+        return seen_pod(self.record.target, self.pods)
 
     @property
     def others(self) -> tuple[PodSeen, ...]:
@@ -131,9 +131,6 @@ class _View:
         delay = _FIRST_DELAY * 2.0 ** min(self.record.failures - 1, 10)
         return self.record.ended_at + min(_LONGEST_DELAY, delay)
 
-    def _seen(self, uid: str) -> PodSeen | None:
-        return next((one for one in self.pods if one.uid == uid), None)
-
 
 def _is_new(pod: PodSeen) -> bool:
     return pod.gated and not pod.deleting
@@ -176,7 +173,7 @@ def _arrived(view: _View) -> Step | None:
 
 
 def _let_go(view: _View) -> Step | None:
-    """Of pods that cannot run the VM any more. While a target waits for a decision, it is the only one that can."""
+    """Drops pods that cannot run the VM any more from the record. While a target waits for a decision, only the target can."""
     record, pod, target = view.record, view.pod, view.target
     if record.target is not None and target is None:
         return Forget(record.target)
@@ -289,7 +286,9 @@ def _started(view: _View) -> Step | None:
     record, vm = view.record, view.vm
     if record.pod is not None or record.target is not None or not vm.spec.wants_pod or vm.deleting or view.waits:
         return None
-    if view.others:  # new ones alone: `waits` says so of others, and leftovers of those that do not fit are deleted
+    if (
+        view.others
+    ):  # all are new, because `waits` names others; the rule for leftovers has deleted those that do not fit
         new = view.others[0]
         return Note(record.replace(pod=new.ref, restarted_at=new.restarted_at, pod_refusal=None))
     return None if view.pod_has_to_wait else _wanted(view)

@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 from virtshim.cluster.api import BUDGETS, LEASES, NODES, PODS, VMS, Document, below
 from virtshim.cluster.reading import node_seen, part, parts, pod_seen, seconds_of, text, vm_seen
+from virtshim.cluster.turns import Key
 from virtshim.cluster.values import AGENT_LASTS, AGENT_LEASE, VM_LABEL, NodeSeen, PodSeen, VmSeen, budget_name
 from virtshim.kubeapi.kubeconfig import Access
 from virtshim.kubeapi.watching import Collection
 from virtshim.system.clock import Clock
-
-# Namespace and name of a VM.
-Key = tuple[str, str]
 
 
 class Cluster:

@@ -1,5 +1,5 @@
-"""The lives of `virtshim controller` and `virtshim agent`. Each imports only what it needs: gRPC and what makes certificates take
-a third of such a program's memory."""
+"""Runs `virtshim controller` and `virtshim agent`. Each imports only what it needs, because gRPC and the library for certificates
+take a third of such a program's memory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _DAYS: Final = 90
 # The clocks of machines differ.
 SKEW: Final = dt.timedelta(minutes=5)
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
-# As many of other controllers' certificates stay trusted, so that two controllers at once do no harm.
+# How many certificates of other controllers stay trusted, so that two controllers at once do no harm.
 _OTHERS: Final = 2
 
 

@@ -18,7 +18,7 @@ from virtshim.cluster.node_ca import CA_NAME, CA_TEXT, SIGNER, NodeCa, NodeReque
 from virtshim.cluster.reading import part, parts, text
 from virtshim.kubeapi.kubeconfig import Access
 from virtshim.kubeapi.watching import Collection
-from virtshim.model.errors import ShimError, Unavailable
+from virtshim.model.errors import ShimError
 from virtshim.system.clock import Clock
 from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting
@@ -28,10 +28,9 @@ log = structlog.get_logger(__name__)
 REQUESTS: Final = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 CONFIG_MAPS: Final = "/api/v1/configmaps"
 _SECRETS: Final = "/api/v1/secrets"
-# Seconds: between looks at the CA; until the next look after an error; for the first list.
+# Seconds: between looks at the CA; until the next look after an error.
 _LOOK: Final = 60.0
 _AGAIN: Final = 5.0
-_LIST: Final = 120.0
 
 
 class Signer:
@@ -53,9 +52,7 @@ class Signer:
 
     def start(self) -> None:
         """Raises Unavailable."""
-        self._requests.start()
-        if not self._requests.wait(_LIST):
-            raise Unavailable(f"the API server has not answered within {_LIST:g} s; the log says why")
+        self._requests.start_and_list()
         self._thread = lasting(self._run, "certificates")
 
     def close(self) -> None:

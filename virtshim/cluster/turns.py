@@ -1,13 +1,13 @@
-"""Whose turn it is: VMs about which something is new, each given to one worker at a time, and alarms for those that only wait."""
+"""Queues VMs about which something is new, and gives each to one worker at a time. Has alarms for VMs that only wait."""
 
 from __future__ import annotations
 
-import heapq
 import threading
 from typing import Final
 
 from virtshim.system.clock import Clock
 
+# Namespace and name of a VM.
 Key = tuple[str, str]
 _LONGEST_WAIT: Final = 30.0
 
@@ -20,7 +20,7 @@ class Turns:
         self._lock = threading.Lock()
         self._due: dict[Key, None] = {}
         self._taken: set[Key] = set()
-        self._alarms: list[tuple[float, Key]] = []
+        self._alarms: dict[Key, float] = {}
         self._news = threading.Event()
         self._is_over = False
 
@@ -30,9 +30,9 @@ class Turns:
             self._news.set()
 
     def touch_at(self, key: Key, at: float) -> None:
-        """`at`: seconds since the epoch."""
+        """`at`: seconds since the epoch. The earliest alarm of a VM counts, because its turn sets the next one."""
         with self._lock:
-            heapq.heappush(self._alarms, (at, key))
+            self._alarms[key] = min(at, self._alarms.get(key, at))
             self._news.set()
 
     def take(self) -> Key | None:
@@ -42,15 +42,16 @@ class Turns:
                 if self._is_over:
                     return None
                 now = self._clock.now_ns() / 1e9
-                while self._alarms and self._alarms[0][0] <= now:
-                    self._due[heapq.heappop(self._alarms)[1]] = None
+                for key in [key for key, at in self._alarms.items() if at <= now]:
+                    del self._alarms[key]
+                    self._due[key] = None
                 found = next((one for one in self._due if one not in self._taken), None)
                 if found is not None:
                     del self._due[found]
                     self._taken.add(found)
                     return found
                 self._news.clear()
-                wait = min(_LONGEST_WAIT, self._alarms[0][0] - now) if self._alarms else _LONGEST_WAIT
+                wait = min([_LONGEST_WAIT, *(at - now for at in self._alarms.values())])
             self._clock.wait(self._news, wait)
 
     def done(self, key: Key) -> None:

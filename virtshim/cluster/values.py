@@ -112,7 +112,7 @@ class Eviction:
         return self.at + EVICTION_LASTS
 
     def counts(self, node: NodeSeen | None, now: float) -> bool:
-        """Not after its time, and not after `kubectl uncordon`."""
+        """Whether the eviction still counts: its time is not over, and nobody has uncordoned the node."""
         is_undone = self.cordoned and node is not None and not node.cordoned
         return now < self.until and not is_undone
 
@@ -318,6 +318,11 @@ class NodeSeen:
 def budget_name(vm: str) -> str:
     """The name of the PodDisruptionBudget of a VM."""
     return f"virtshim-{vm}"
+
+
+def seen_pod(ref: PodRef | None, pods: Iterable[PodSeen]) -> PodSeen | None:
+    """The pod that the record names, if it is seen."""
+    return next((one for one in pods if ref is not None and one.uid == ref.uid), None)
 
 
 def named(nodes: Iterable[NodeSeen], name: str) -> NodeSeen | None:

@@ -28,6 +28,10 @@ class RequestLimits:
 
 USUAL: Final = RequestLimits()
 _PART: Final = 64 << 10
+# Content types of patches. In a merge patch, None removes a field. A strategic merge patch is for Kubernetes' own kinds only. It
+# merges lists with a key, such as conditions, by that key.
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +44,8 @@ class Answer:
 
 
 def get(access: Access, path: str, limits: RequestLimits = USUAL) -> Answer:
-    """Follows no redirect and uses no proxy. Raises OSError (TimeoutError after `limits.seconds`) and ValueError."""
-    return _ask(access, "GET", path, None, limits)
-
-
-def post(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
-    """Like `get`."""
-    return _ask(access, "POST", path, document, USUAL)
-
-
-def patch(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
-    """Like `get`. `document`: a merge patch, in which None removes a field."""
-    return _ask(access, "PATCH", path, document, USUAL, "application/merge-patch+json")
-
-
-def patch_lists(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
-    """Like `patch`, for Kubernetes' own kinds only: lists with a key, such as conditions, are merged by that key."""
-    return _ask(access, "PATCH", path, document, USUAL, "application/strategic-merge-patch+json")
-
-
-def delete(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
-    """Like `get`. `document`: DeleteOptions."""
-    return _ask(access, "DELETE", path, document, USUAL)
+    """Like `ask`."""
+    return ask(access, "GET", path, limits=limits)
 
 
 def connection_to(access: Access, seconds: float) -> HTTPSConnection:
@@ -82,14 +66,15 @@ def headers_of(access: Access) -> dict[str, str]:
     return headers
 
 
-def _ask(
+def ask(
     access: Access,
     method: str,
     path: str,
-    document: Mapping[str, Any] | None,
-    limits: RequestLimits,
+    document: Mapping[str, Any] | None = None,
     content_type: str = "application/json",
+    limits: RequestLimits = USUAL,
 ) -> Answer:
+    """Follows no redirect and uses no proxy. Raises OSError (TimeoutError after `limits.seconds`) and ValueError."""
     headers = headers_of(access)
     if document is not None:
         headers["Content-Type"] = content_type
@@ -122,9 +107,9 @@ def _ask(
 
 
 def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], seconds: float) -> Answer:
-    """Runs the exchange in a thread and raises TimeoutError after `seconds`. A socket's timeout is not enough: it holds for each
-    read, which may return a single byte, and getaddrinfo has no timeout at all. On a timeout the socket is shut down, which ends
-    the thread; if the thread is still resolving the name, it ends with the resolver's own timeout."""
+    """Runs the exchange in a thread. Raises OSError, which is a TimeoutError after `seconds`. A socket's timeout is not enough,
+    because it holds for each read, which may return a single byte. getaddrinfo has no timeout at all. On a timeout the socket is
+    shut down, which ends the thread. A thread that is still resolving the name ends with the resolver's own timeout."""
     done: Future[Answer] = Future()
     connected: list[socket.socket] = []
     given_up = threading.Event()
@@ -140,7 +125,10 @@ def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], second
         except BaseException as exc:  # noqa: BLE001 - the waiting caller raises it
             done.set_exception(exc)
 
-    threading.Thread(target=run, name="api-server", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="api-server", daemon=True).start()
+    except RuntimeError as exc:
+        raise OSError(f"this process gets no thread for the request: {exc}") from exc
     try:
         return done.result(seconds)
     finally:

@@ -1,14 +1,8 @@
-"""Sends Events of pods to the API server, from a separate thread.
-
-https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
-"""
+"""Sends Events of pods to the API server, from a separate thread."""
 
 from __future__ import annotations
 
-import secrets
-import socket
 import threading
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +10,8 @@ from urllib.parse import quote
 
 import structlog
 
-from virtshim.kubeapi.asking import post
+from virtshim.kubeapi.asking import ask
+from virtshim.kubeapi.event_document import event_document
 from virtshim.kubeapi.kubeconfig import access
 from virtshim.kubeapi.ports import PodEvent
 from virtshim.model.errors import InvalidRequest
@@ -37,9 +32,6 @@ _PODS: Final = 1024
 _RETRY_AFTER: Final = 10.0
 _GIVE_UP_AFTER: Final = 600.0
 _JOIN_LIMIT: Final = 1.0
-# Characters of an object's name.
-_LONGEST_NAME: Final = 253
-_COMPONENT: Final = "virtshim"
 # The key for troubles of the queue.
 _QUEUE: Final = "queue"
 EVENTS_GUIDE: Final = "docs/security.md, Events of pods"
@@ -51,10 +43,9 @@ _RETRYABLE: Final = (429, 500, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """`until`: by the monotonic clock. `name` is fixed from the start, so a repeated attempt creates no second Event."""
+    """`until`: by the monotonic clock. The Event's name stays the same, so a repeated attempt creates no second Event."""
 
-    event: PodEvent
-    name: str
+    event: dict[str, Any]
     until: float
 
 
@@ -92,7 +83,7 @@ class KubeEvents:
                 self._failures.met(
                     "events.dropped", key=_QUEUE, waiting=_MAX_WAITING, why="the API server does not accept them"
                 )
-            self._waiting.append(_Waiting(event, _name(event), now + _GIVE_UP_AFTER))
+            self._waiting.append(_Waiting(_document(event), now + _GIVE_UP_AFTER))
             if self._thread is None:
                 try:
                     self._thread = lasting(self._run, "events")
@@ -153,9 +144,9 @@ class KubeEvents:
         kubeconfig = self._kubeconfig
         if not kubeconfig:
             return True
-        path = f"/api/v1/namespaces/{quote(one.event.pod.namespace, safe='')}/events"
+        path = f"/api/v1/namespaces/{quote(one.event['metadata']['namespace'], safe='')}/events"
         try:
-            answer = post(access(kubeconfig, verified=True), path, _document(one.event, one.name))
+            answer = ask(access(kubeconfig, verified=True), "POST", path, one.event)
         except (OSError, ValueError, InvalidRequest) as exc:
             why = " ".join(str(exc).split())[:300]
             self._failures.met("events.unsent", error=why, remedy=f"see kubernetes.kubeconfig ({kubeconfig})")
@@ -170,33 +161,9 @@ class KubeEvents:
         return answer.status not in _RETRYABLE
 
 
-def _name(event: PodEvent) -> str:
-    """The pod's name and a random suffix, as in kubelet's Events."""
-    own = secrets.token_hex(8)
-    return f"{event.pod.name[: _LONGEST_NAME - len(own) - 1].rstrip('.-')}.{own}"
-
-
-def _document(event: PodEvent, name: str) -> dict[str, Any]:
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.at // 1_000_000_000))
-    pod, host = event.pod, socket.gethostname()
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": pod.namespace},
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": pod.namespace,
-            "name": pod.name,
-            "uid": pod.uid,
-        },
-        "type": "Warning" if event.is_warning else "Normal",
-        "reason": event.reason,
-        "message": event.message[:1024],
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-        "source": {"component": _COMPONENT, "host": host},
-        "reportingComponent": _COMPONENT,
-        "reportingInstance": host,
-    }
+def _document(event: PodEvent) -> dict[str, Any]:
+    pod = event.pod
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+    found = event_document(about, event.reason, event.message, event.at / 1e9, "virtshim", is_warning=event.is_warning)
+    found["source"]["host"] = found["reportingInstance"]
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from virtshim.kubeapi.asking import USUAL, Answer, RequestLimits, get, post
+from virtshim.kubeapi.asking import USUAL, Answer, RequestLimits, ask, get
 from virtshim.kubeapi.kubeconfig import Access, access
 from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable, WrongState
 from virtshim.seed.sources import Data, DataSource
@@ -60,9 +60,9 @@ def _refusal(answer: Answer) -> ShimError:
 
 def _data(document: Mapping[str, Any], source: DataSource) -> Data:
     found: dict[str, bytes] = {}
-    encoded = _mapping(document, "binaryData") if source.kind == "configmap" else _mapping(document, "data")
+    encoded = mapping(document, "binaryData") if source.kind == "configmap" else mapping(document, "data")
     if source.kind == "configmap":
-        found |= {key: str(text).encode(errors="replace") for key, text in _mapping(document, "data").items()}
+        found |= {key: str(text).encode(errors="replace") for key, text in mapping(document, "data").items()}
     try:
         found |= {key: base64.b64decode(str(text), validate=True) for key, text in encoded.items()}
     except binascii.Error:
@@ -70,7 +70,8 @@ def _data(document: Mapping[str, Any], source: DataSource) -> Data:
     return found
 
 
-def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object in that field; empty if the field is missing or is something else."""
     found = document.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -88,7 +89,7 @@ def may(access: Access, verb: str, resource: str, namespace: str = "", name: str
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {key: value for key, value in wanted.items() if value}},
     }
-    answer = post(access, _PATH, review)
+    answer = ask(access, "POST", _PATH, review)
     if answer.status == 401:
         raise PermissionRefused("it does not know the kubeconfig's user (401); renew the user's token or certificate")
     if answer.status == 403:
@@ -99,5 +100,4 @@ def may(access: Access, verb: str, resource: str, namespace: str = "", name: str
         raise Unavailable(
             f"it answers {answer.status} {answer.reason}; check that it is an API server, and see its log"
         )
-    status = answer.document.get("status")
-    return isinstance(status, dict) and status.get("allowed") is True
+    return mapping(answer.document, "status").get("allowed") is True

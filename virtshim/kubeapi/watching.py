@@ -1,4 +1,5 @@
-"""Keeps all objects of one kind as the API server last said: lists them, then watches, and lists again when the watch is too old.
+"""Keeps all objects of one kind as the API server last reported them. Lists them, then watches them, and lists them again when
+the watch is too old.
 
 https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
@@ -19,7 +20,7 @@ from urllib3.exceptions import HTTPError
 
 from virtshim.kubeapi.asking import RequestLimits, connection_to, get, headers_of
 from virtshim.kubeapi.kubeconfig import Access
-from virtshim.model.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest, Unavailable
 from virtshim.system.clock import Clock
 from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting
@@ -29,7 +30,8 @@ log = structlog.get_logger(__name__)
 Document = Mapping[str, Any]
 
 _PAGE: Final = 100
-# Seconds: for a page; that the server lets a watch last; until the next try.
+# Seconds: for the first list; for a page; that the server lets a watch last; until the next try.
+_FIRST_LIST: Final = 120.0
 _LIST: Final = 30.0
 _WATCH: Final = 300
 _AGAIN: Final = 2.0
@@ -52,8 +54,8 @@ class _TooOld(Exception):
 
 
 class Collection:
-    """Objects by (namespace, name). Thread-safe. Whoever writes an object puts the answer here, so that its next look is not
-    older than its own writes."""
+    """Objects by (namespace, name). Thread-safe. A caller that writes an object puts the answer here, so that its next look
+    is not older than its own write."""
 
     def __init__(
         self,
@@ -85,18 +87,26 @@ class Collection:
     def start(self) -> None:
         self._thread = lasting(self._run, f"watch {self._path}")
 
+    def start_and_list(self) -> None:
+        """Returns when all objects have been read once. Raises Unavailable."""
+        self.start()
+        if not self._clock.wait(self._listed, _FIRST_LIST):
+            raise Unavailable(f"the API server has not answered within {_FIRST_LIST:g} s; the log says why")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all objects have been read once."""
+        return self._listed.is_set()
+
     def close(self) -> None:
         self._closing.set()
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                    # Not SSLSocket.shutdown: after that, the socket would send without TLS.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join(_AGAIN)
-
-    def wait(self, seconds: float) -> bool:
-        """Whether all objects have been read once."""
-        return self._clock.wait(self._listed, seconds)
 
     def all(self) -> list[Document]:
         with self._lock:
@@ -107,14 +117,15 @@ class Collection:
             return self._objects.get((namespace, name))
 
     def wrote(self, document: Document, before: str) -> None:
-        """After a write of the object whose version was `before`, "" if there was none: counts unless the watch is ahead."""
+        """Call this after a write. `before`: the object's version before the write, "" for a new object. Ignores the document if
+        the watch is ahead."""
         with self._lock:
             found = self._objects.get(_key(document))
             if (_version(found) if found is not None else "") == before:
                 self._objects[_key(document)] = self._kept(document)
 
     def found_gone(self, namespace: str, name: str, uid: str) -> None:
-        """After the server said so."""
+        """Call this when the server has said that the object is gone."""
         with self._lock:
             found = self._objects.get((namespace, name))
             if found is not None and found["metadata"].get("uid") == uid:
@@ -141,7 +152,7 @@ class Collection:
                 self._failures.met("watch.failed", path=self._path, error=why, remedy="see the API server's log")
                 version = ""
                 self._clock.wait(self._closing, _AGAIN)
-            except Exception:  # an object that nobody has thought of; without this thread all that is known gets old
+            except Exception:  # an unexpected object; without this thread, the known objects would become outdated
                 log.exception("watch.broken", path=self._path)
                 version = ""
                 self._clock.wait(self._closing, _AGAIN)
@@ -245,7 +256,7 @@ def _version(document: Document) -> str:
 
 
 def _slim(document: Document) -> Document:
-    """Without what says who wrote which field and what `kubectl apply` wrote last, which are most of a small object."""
+    """The object without managedFields and without kubectl's last-applied annotation, which are most of a small object."""
     metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
     if _APPLIED in (annotations := metadata.get("annotations") or {}):
         metadata["annotations"] = {name: value for name, value in annotations.items() if name != _APPLIED}

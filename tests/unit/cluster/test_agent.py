@@ -11,6 +11,7 @@ import pytest
 from fakes.cluster_rights import ShippedRights
 from fakes.kubernetes_api import RESOURCES, Asked, KubernetesApi, Refused
 from fakes.node_vms import PAUSED, Virtshim, lasting, put_vm_with_pod
+from fakes.waiting import eventually
 
 from virtshim.cluster.agent import Agent
 from virtshim.cri.operator_client import SavedMemory
@@ -305,7 +306,7 @@ def test_the_agent_needs_every_right_that_it_has(
     api.put("virtletimagemappings", {"metadata": {"namespace": "kube-system", "name": "bad"}, "spec": spec})
     mirroring = Agent("n1", "virtshim-cluster", agent.access, agent.clock, agent.virtshim, str(tmp_path / "images"))
     mirroring.start()
-    assert mirroring.mappings.wait(20)
+    eventually(lambda: mirroring.mappings.is_complete)
     mirroring.look()
     end = time.monotonic() + 20
     while ("watch", "virtletimagemappings") not in rights.used[AGENT]:

@@ -113,3 +113,13 @@ def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path, monkeypat
         )  # fmt: skip
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         assert answer_of(config, RequestLimits()).document == {"major": "1"}
+
+
+def test_a_process_without_threads_says_so(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    config = kubeconfig(api, tmp_path, {"token": "secret"})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="no thread for the request: can't start new thread"):
+        get(access(config), "/version")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,3 +128,19 @@ def test_an_object_that_cannot_be_understood_does_not_end_the_watch(api: Kuberne
         until(api, lambda: met)
         put(api, "next")
         until(api, lambda: names(pods) == {"odd", "next"} and "next" in met)
+
+
+def test_the_end_of_a_watch_does_not_turn_tls_off(
+    api: KubernetesApi, pods: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSLSocket.shutdown does, and a request that is just being sent would show its token."""
+    pods.start()
+    until(api, lambda: any("watch=true" in one for one in api.asked))
+    ended: list[ssl.SSLSocket] = []
+
+    def shutdown(one: ssl.SSLSocket, _how: int) -> None:
+        ended.extend([] if one.server_side else [one])
+
+    monkeypatch.setattr(ssl.SSLSocket, "shutdown", shutdown)
+    pods.close()
+    assert ended == []
