@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from virtshim.annotations.parse import parse_vm_options
 from virtshim.kubeapi.asking import get
 from virtshim.kubeapi.events import EVENTS_GUIDE
 from virtshim.kubeapi.kubeconfig import Access, access, token_claims
-from virtshim.kubeapi.objects import GUIDE, PLURAL, may
+from virtshim.kubeapi.objects import GUIDE, PLURAL, mapping, may
 from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.model.sandbox import Sandbox
 from virtshim.preflight.finding import Finding, ok, warning
@@ -41,7 +41,7 @@ class Named:
         return f"{self.source.kind} {self.namespace}/{self.source.name}"
 
 
-def api_server_named(sandboxes: Iterable[Sandbox]) -> list[Named]:
+def named_objects(sandboxes: Iterable[Sandbox]) -> list[Named]:
     """The named objects in their order, each once."""
     found: dict[str, Named] = {}
     for sandbox in sandboxes:
@@ -62,7 +62,7 @@ def api_server_findings(kubeconfig: str, wanted: Sequence[Named], unread: str = 
     where = f"{at.host}:{at.port}"
     try:
         finding = (
-            _api_server_asked(at, where, wanted)
+            _may_get(at, where, wanted)
             if wanted
             else _at_large(at, where, "" if unread else "no pod of this node names any")
         )
@@ -92,7 +92,7 @@ def _events(at: Access, where: str) -> Finding:
     )
 
 
-def _api_server_asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
+def _may_get(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
     tried, left_out = wanted[:_MOST], len(wanted[_MOST:])
     missing = [str(one) for one in tried if not may(at, "get", PLURAL[one.source.kind], one.namespace, one.source.name)]
     rest = f"; {left_out} more were not tried" if left_out else ""
@@ -132,22 +132,18 @@ def _line(error: Exception) -> str:
 _PATH: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
-def cluster_runtime_classes(
+def runtime_classes_in(
     kubeconfig: str, handlers: Sequence[str], pod_handlers: Collection[str] = ()
 ) -> list[RuntimeClass]:
     """The cluster's RuntimeClasses with one of the handlers. If there is none, or the cluster cannot be asked, a single one
     whose `trouble` says so. `pod_handlers`: a cluster needs none of these."""
     try:
-        found = _cluster_asked(kubeconfig)
+        found = _runtime_class_items(kubeconfig)
     except (OSError, ValueError, InvalidRequest) as exc:
-        return [
-            RuntimeClass(
-                kubeconfig, trouble=f"the cluster's RuntimeClasses cannot be read: {' '.join(str(exc).split())[:300]}"
-            )
-        ]
+        return [RuntimeClass(kubeconfig, trouble=f"the cluster's RuntimeClasses cannot be read: {_line(exc)}")]
     classes = []
     for item in found:
-        named = _mapping(item, "metadata").get("name", "")
+        named = mapping(item, "metadata").get("name", "")
         # Items of a list have no kind of their own.
         one = runtime_class(f"RuntimeClass {named}", {**item, "kind": "RuntimeClass"})
         if one.trouble or one.handler in (*handlers, *pod_handlers):
@@ -156,18 +152,13 @@ def cluster_runtime_classes(
     return classes or [RuntimeClass(kubeconfig, trouble=none)]
 
 
-def _cluster_asked(kubeconfig: str) -> list[Any]:
+def _runtime_class_items(kubeconfig: str) -> list[Any]:
     at = access(kubeconfig)
     answer = get(at, _PATH)
     if answer.status != 200:
         raise InvalidRequest(f"{at.host} answers {answer.status} {answer.reason}")
     items = answer.document.get("items")
     return [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
-
-
-def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 # Does `virtshim agent` run as a service of this node, and does its token hold?

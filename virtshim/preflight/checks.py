@@ -24,7 +24,7 @@ from virtshim.peers.certificates import PeerFiles, read_certificate
 from virtshim.preflight import confinement, host_facts, machine, network, runtimes, virtualization
 from virtshim.preflight import node_checks as node
 from virtshim.preflight.access import UserAccount
-from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
+from virtshim.preflight.confinement import no_parser_user, parser_confinement
 from virtshim.preflight.finding import Finding, error, ok, warning
 from virtshim.preflight.machine import FreeSpace
 from virtshim.system.machine import memory, systemd_runs
@@ -98,8 +98,8 @@ def image_parsers(settings: Settings) -> Sequence[Finding]:
     try:
         who = account(wanted)
     except ShimError as exc:
-        return [parsers_nobody_to_read(str(exc))]
-    return [parsers_confined(who, wanted, host_facts.program_output(command("tell", who, _PARSER)))]
+        return [no_parser_user(str(exc))]
+    return [parser_confinement(who, wanted, host_facts.program_output(command("tell", who, _PARSER)))]
 
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:

@@ -134,11 +134,11 @@ def _left_out(subject: str, word: str, so: str) -> Finding:
 _SUBJECT = "image parsers"
 
 
-def parsers_nobody_to_read(trouble: str) -> Finding:
+def no_parser_user(trouble: str) -> Finding:
     return error(_SUBJECT, trouble, "run systemd-sysusers, or correct images.parser_user")
 
 
-def parsers_confined(who: Account, wanted: str, said: ProgramOutput) -> Finding:
+def parser_confinement(who: Account, wanted: str, said: ProgramOutput) -> Finding:
     """`wanted`: the configured user, "" for the default. `said`: the child's report, see `virtshim.images.confined.program`."""
     facts = dict(line.partition(" ")[::2] for line in said.text.splitlines())
     if said.trouble or "landlock" not in facts:

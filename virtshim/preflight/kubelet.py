@@ -88,7 +88,7 @@ def kubelet_swap(setup: KubeletSetup, swaps: str) -> Finding:
     return ok(_SWAP, f"{shown}; kubelet allows it (swapBehavior {word or 'NoSwap'})")
 
 
-def listeners_listener(unit: str, path: str, file: FileStatus | None, silence: str) -> Finding:
+def root_socket(unit: str, path: str, file: FileStatus | None, silence: str) -> Finding:
     """A socket that only root may open. `file`: None if the socket does not exist. `silence`: why nothing answers, "" if the
     daemon answers."""
     start = f"systemctl enable --now {unit}; journalctl -u {unit}"

@@ -11,16 +11,15 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.neighbours import kubelet as kubelet_files
 from virtshim.neighbours import runtimes as runtime_files
 from virtshim.preflight import host_facts, kubelet, machine, node_facts, overhead
-from virtshim.preflight.api_server import agent_findings, api_server_findings, api_server_named, cluster_runtime_classes
+from virtshim.preflight.api_server import agent_findings, api_server_findings, named_objects, runtime_classes_in
 from virtshim.preflight.finding import Finding
-from virtshim.preflight.kubelet import listeners_listener
-from virtshim.preflight.runtimes import beside_findings, beside_unused
+from virtshim.preflight.kubelet import root_socket
+from virtshim.preflight.runtimes import installed_findings, installed_unused
 from virtshim.preflight.virtualization import ProgramOutput
 from virtshim.vm.node_profile import systemd_cgroups
 
 # As virtshim-agent.service has it.
 AGENT_KUBECONFIG: Final = "/etc/virtshim/agent.kubeconfig"
-RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
 _CLOCK_SOURCE: Final = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
@@ -53,11 +52,11 @@ def swap(_settings: Settings) -> Sequence[Finding]:
 def container_runtimes(settings: Settings, files: HostFiles | None = None) -> Sequence[Finding]:
     files = files or HostFiles()
     if kubelet.kubelet_asks(kubelet_files.read(files), settings.cri_socket):
-        return [beside_unused()]
+        return [installed_unused()]
     has_proxy = host_facts.node(f"{settings.proxy_socket}.lock") is not None
     found, conf_dir = runtime_files.read(files), settings.tapmanager.cni_conf_dir
     pod_handlers = sorted(settings.proxy.pod_handlers)
-    return beside_findings(found, _driver(settings), conf_dir, behind_proxy=has_proxy, pod_handlers=pod_handlers)
+    return installed_findings(found, _driver(settings), conf_dir, behind_proxy=has_proxy, pod_handlers=pod_handlers)
 
 
 def clock_synchronised(_settings: Settings) -> Sequence[Finding]:
@@ -80,7 +79,7 @@ def cluster_objects(settings: Settings) -> Sequence[Finding]:
     """Returns nothing if `kubernetes.kubeconfig` is not set."""
     if not settings.kubernetes.kubeconfig:
         return []
-    named = api_server_named(node_facts.ready(settings))
+    named = named_objects(node_facts.ready(settings))
     return api_server_findings(settings.kubernetes.kubeconfig, named, *node_facts.unread(settings))
 
 
@@ -94,7 +93,7 @@ def cluster_agent(_settings: Settings, kubeconfig: str = AGENT_KUBECONFIG) -> Se
 
 def qemu_overhead(settings: Settings) -> Sequence[Finding]:
     measured, trouble = node_facts.qemus(settings)
-    written = node_facts.runtime_classes_of(RUNTIME_CLASS)
+    written = node_facts.runtime_classes_of(overhead.RUNTIME_CLASS)
     return [
         overhead.running(measured, trouble, *node_facts.unread(settings)),
         *(
@@ -110,14 +109,14 @@ def of_cluster(kubeconfig: str) -> Callable[[Settings], Sequence[Finding]]:
     def runtime_class(settings: Settings) -> Sequence[Finding]:
         handlers, pod_handlers = settings.cri.runtime_handlers, settings.proxy.pod_handlers
         measured, _ = node_facts.qemus(settings)
-        found = cluster_runtime_classes(kubeconfig, handlers, pod_handlers)
+        found = runtime_classes_in(kubeconfig, handlers, pod_handlers)
         return [overhead.declared(one, handlers, measured, pod_handlers) for one in found]
 
     return runtime_class
 
 
 def _listener(unit: str, path: str) -> Finding:
-    return listeners_listener(unit, path, host_facts.node(path), node_facts.silence(path))
+    return root_socket(unit, path, host_facts.node(path), node_facts.silence(path))
 
 
 def _driver(settings: Settings) -> str:

@@ -132,10 +132,10 @@ def _finding(one: Runtime) -> Finding:
 
 # Container runtimes that are installed on the node. Their configuration must match virtshim's. Pure.
 
-_BESIDE_SUBJECT = "containers"
+_CONTAINERS = "containers"
 
 
-def beside_findings(
+def installed_findings(
     found: Sequence[RuntimeSetup],
     driver: str,
     cni_conf_dir: str,
@@ -147,31 +147,31 @@ def beside_findings(
     `pod_handlers`: of pods that such a runtime makes around a VM."""
     if not found:
         return [
-            ok(_BESIDE_SUBJECT, "neither containerd nor CRI-O is installed: all pods of this node are virtual machines")
+            ok(_CONTAINERS, "neither containerd nor CRI-O is installed: all pods of this node are virtual machines")
         ]
     result = [finding for one in found for finding in _of(one, driver, cni_conf_dir, behind_proxy=behind_proxy)]
     shared = [_entry(one, pod_handlers) for one in found if behind_proxy and one.serves_cri and not one.trouble]
     return [*result, *(one for one in shared if one)]
 
 
-def beside_unused() -> Finding:
-    return ok(_BESIDE_SUBJECT, "kubelet calls virtshim directly: all pods of this node are virtual machines")
+def installed_unused() -> Finding:
+    return ok(_CONTAINERS, "kubelet calls virtshim directly: all pods of this node are virtual machines")
 
 
 def _of(one: RuntimeSetup, driver: str, cni_conf_dir: str, *, behind_proxy: bool) -> list[Finding]:
     if one.trouble:
-        return [warning(_BESIDE_SUBJECT, f"{one.name}: {one.trouble}", "correct the file, or run this command as root")]
+        return [warning(_CONTAINERS, f"{one.name}: {one.trouble}", "correct the file, or run this command as root")]
     if not one.serves_cri:
         text = f"{one.name} does not serve CRI: `cri` is in disabled_plugins of {one.file}"
         remedy = f"to run containers too, remove it and run: systemctl restart {one.name}"
-        return [warning(_BESIDE_SUBJECT, text, remedy)]
+        return [warning(_CONTAINERS, text, remedy)]
     result = [
         found
-        for found in (_beside_driver(one, driver, behind_proxy=behind_proxy), _network(one, cni_conf_dir))
+        for found in (_driver_finding(one, driver, behind_proxy=behind_proxy), _network(one, cni_conf_dir))
         if found
     ]
     runs = "runs" if one.is_running else "is installed but does not run"
-    return result or [ok(_BESIDE_SUBJECT, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
+    return result or [ok(_CONTAINERS, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
 
 
 def _entry(one: RuntimeSetup, pod_handlers: Sequence[str]) -> Finding | None:
@@ -180,25 +180,25 @@ def _entry(one: RuntimeSetup, pod_handlers: Sequence[str]) -> Finding | None:
     if pod_handlers and not one.tells_handlers:
         text = f"pods with containers beside their VM need containerd, because {one.name} does not tell the handler of a pod"
         if not (there := ", ".join(handler for handler in pod_handlers if handler in one.handlers)):
-            return ok(_BESIDE_SUBJECT, f"{text}; {one.name} has no OCI runtime {missing}, so it refuses them")
+            return ok(_CONTAINERS, f"{text}; {one.name} has no OCI runtime {missing}, so it refuses them")
         text = f"{text}; {one.name} has the OCI runtime {there}, so it makes such pods, and the proxy refuses their VM"
-        return warning(_BESIDE_SUBJECT, text, f"remove {there} from {one.name}'s configuration, and restart {one.name}")
+        return warning(_CONTAINERS, text, f"remove {there} from {one.name}'s configuration, and restart {one.name}")
     if not missing:
         return None
     text = f"{one.name} has no OCI runtime {missing}, so pods with containers beside their VM do not start"
     table = f"[{one.handlers_table}.{missing}]"
     remedy = f"run virtshim setup, or copy the table of {one.name}'s default runtime to {table}, and restart {one.name}"
-    return warning(_BESIDE_SUBJECT, text, remedy)
+    return warning(_CONTAINERS, text, remedy)
 
 
-def _beside_driver(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | None:
+def _driver_finding(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | None:
     if one.cgroup_driver == driver or (not one.cgroup_driver and driver == "cgroupfs"):
         return None
     says = f"uses {one.cgroup_driver}" if one.cgroup_driver else "does not set SystemdCgroup, which is false by default"
     text = f"{one.name} {says}, virtshim uses {driver}, but one kubelet can use only one driver"
     sure = behind_proxy and one.cgroup_driver
     return (error if sure else warning)(
-        _BESIDE_SUBJECT, text, f"{one.remedy(driver)}; or set cri.cgroup_driver in virtshim's settings"
+        _CONTAINERS, text, f"{one.remedy(driver)}; or set cri.cgroup_driver in virtshim's settings"
     )
 
 
@@ -206,4 +206,4 @@ def _network(one: RuntimeSetup, cni_conf_dir: str) -> Finding | None:
     if one.cni_conf_dir.rstrip("/") == cni_conf_dir.rstrip("/"):
         return None
     text = f"{one.name}'s CNI configuration is in {one.cni_conf_dir}, virtshim's in {cni_conf_dir}: two pod networks"
-    return warning(_BESIDE_SUBJECT, text, f'set tapmanager.cni_conf_dir = "{one.cni_conf_dir}"')
+    return warning(_CONTAINERS, text, f'set tapmanager.cni_conf_dir = "{one.cni_conf_dir}"')

@@ -13,9 +13,9 @@ from virtshim.vm.embed import is_embedded
 _OLDEST_QEMU = (6, 2)
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 # passt's versions are dates: 2024_08_21.1d6142f, 0.0~git20230309.7c7625d-1.
-_PASSTS_DATE = re.compile(r"(20\d\d)_?([01]\d)_?([0-3]\d)(?!\d)")
+_PASST_DATE = re.compile(r"(20\d\d)_?([01]\d)_?([0-3]\d)(?!\d)")
 # The first passt without the faults that `passt` names, and an option that is new in it.
-_SOUND_PASST, _SOUND_PASSTS_OPTION = "2024-08-21", "--map-guest-addr"
+_SOUND_PASST, _SOUND_PASST_OPTION = "2024-08-21", "--map-guest-addr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def passt(place: str, version: ProgramOutput | None, options: str = "") -> Findi
         why = version.trouble if version else f"no passt at {place}"
         text = f"{why}: pods with containers beside their VM (RuntimeClass virtshim-pod) are refused"
         return warning(subject, text, "apt-get install passt, or set shares.passt")
-    found = _PASSTS_DATE.search(version.text)
+    found = _PASST_DATE.search(version.text)
     date = "-".join(found.groups()) if found else ""
-    if (date >= _SOUND_PASST) if date else (_SOUND_PASSTS_OPTION in options):
+    if (date >= _SOUND_PASST) if date else (_SOUND_PASST_OPTION in options):
         return ok(subject, f"their VMs get the pod's network from {place}{f' of {date}' if date else ''}")
     told = f"of {date}" if date else "its version has no date"
     text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from virtshim.images.confinement import OWN_USER, Account
-from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
+from virtshim.preflight.confinement import no_parser_user, parser_confinement
 from virtshim.preflight.finding import Level
 from virtshim.preflight.virtualization import ProgramOutput
 
@@ -25,13 +25,13 @@ HOLDS = "uid 990\nlandlock 7\nnamespaces network ipc uts\n"
     ],
 )
 def test_each_missing_layer_is_named(who: Account, wanted: str, said: str, level: Level, words: str) -> None:
-    found = parsers_confined(who, wanted, ProgramOutput(said))
+    found = parser_confinement(who, wanted, ProgramOutput(said))
     assert (found.level, bool(found.remedy)) == (level, level is not Level.OK)
     assert words in found.text
 
 
 def test_a_child_that_cannot_drop_its_privileges_is_an_error() -> None:
-    found = parsers_confined(OWN, "", ProgramOutput(trouble="it cannot drop its rights: Operation not permitted"))
+    found = parser_confinement(OWN, "", ProgramOutput(trouble="it cannot drop its rights: Operation not permitted"))
     assert found.level is Level.ERROR
     assert "Operation not permitted" in found.text
-    assert parsers_nobody_to_read("there is no user").level is Level.ERROR
+    assert no_parser_user("there is no user").level is Level.ERROR

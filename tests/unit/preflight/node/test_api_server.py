@@ -13,7 +13,7 @@ from fakes.full_records import SANDBOX
 
 from virtshim.config.settings import Settings
 from virtshim.model.sandbox import Sandbox, SandboxPhase
-from virtshim.preflight.api_server import api_server_named
+from virtshim.preflight.api_server import named_objects
 from virtshim.preflight.checks import ALL
 from virtshim.preflight.finding import Finding, Level
 from virtshim.preflight.node_checks import cluster_objects
@@ -217,4 +217,4 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_malformed_annotations_name_no_objects() -> None:
-    assert api_server_named([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []
+    assert named_objects([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []

@@ -7,7 +7,7 @@ import pytest
 from fakes.apiserver import Api, data, kubeconfig
 
 from virtshim.config.settings import Settings
-from virtshim.preflight.api_server import cluster_runtime_classes
+from virtshim.preflight.api_server import runtime_classes_in
 from virtshim.preflight.finding import Level
 from virtshim.preflight.node_checks import of_cluster
 from virtshim.preflight.overhead import RuntimeClass
@@ -29,12 +29,10 @@ def api(apiserver: Api) -> Api:
 
 def test_the_class_with_our_handler_is_found_with_a_token(api: Api, tmp_path: Path) -> None:
     path = kubeconfig(api, tmp_path, {"token": "secret"})
-    assert cluster_runtime_classes(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
+    assert runtime_classes_in(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
     assert api.asked == [(CLASSES, "Bearer secret", False)]
     (tmp_path / "token").write_text("secret\n")
-    assert not cluster_runtime_classes(kubeconfig(api, tmp_path, {"tokenFile": f"{tmp_path}/token"}), HANDLERS)[
-        0
-    ].trouble
+    assert not runtime_classes_in(kubeconfig(api, tmp_path, {"tokenFile": f"{tmp_path}/token"}), HANDLERS)[0].trouble
 
 
 def test_the_class_is_found_with_a_certificate_in_a_file_or_inline(api: Api, tmp_path: Path) -> None:
@@ -42,7 +40,7 @@ def test_the_class_is_found_with_a_certificate_in_a_file_or_inline(api: Api, tmp
     beside = {"client-certificate": str(api.certificate), "client-key": str(api.key)}
     for user in (inside, beside):
         path = kubeconfig(api, tmp_path, user, **{"certificate-authority-data": data(api.certificate)})
-        assert [one.trouble for one in cluster_runtime_classes(path, HANDLERS)] == [""]
+        assert [one.trouble for one in runtime_classes_in(path, HANDLERS)] == [""]
     assert [shown for _, _, shown in api.asked] == [True, True]
 
 
@@ -68,8 +66,8 @@ def test_an_unreachable_cluster_is_a_warning_with_the_reason(
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "current-context: x"])
 def test_a_malformed_kubeconfig_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "k").write_text(text)
-    assert cluster_runtime_classes(str(tmp_path / "k"), HANDLERS)[0].trouble
-    assert cluster_runtime_classes(str(tmp_path / "none"), HANDLERS)[0].trouble
+    assert runtime_classes_in(str(tmp_path / "k"), HANDLERS)[0].trouble
+    assert runtime_classes_in(str(tmp_path / "none"), HANDLERS)[0].trouble
 
 
 def test_the_warning_for_a_cluster_without_our_class_says_what_to_apply(api: Api, tmp_path: Path) -> None:

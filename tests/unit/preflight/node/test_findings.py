@@ -18,10 +18,10 @@ from virtshim.preflight.kubelet import (
     kubelet_configuration,
     kubelet_endpoint,
     kubelet_swap,
-    listeners_listener,
+    root_socket,
 )
 from virtshim.preflight.machine import clock_source, clock_synchronised
-from virtshim.preflight.runtimes import beside_findings
+from virtshim.preflight.runtimes import installed_findings
 from virtshim.preflight.virtualization import ProgramOutput
 
 pytestmark = pytest.mark.operator
@@ -40,7 +40,7 @@ def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
         kubelet_swap(setup(), ""),
         clock_synchronised(None, "why"),
         clock_source("hpet"),
-        *beside_findings([RuntimeSetup("containerd", "/s", "/f", "trouble")], "systemd", "/etc/cni/net.d", behind_proxy=True),
+        *installed_findings([RuntimeSetup("containerd", "/s", "/f", "trouble")], "systemd", "/etc/cni/net.d", behind_proxy=True),
     ]  # fmt: skip
     assert all(one.remedy for one in told)
 
@@ -136,7 +136,7 @@ def runtime(**changed: object) -> RuntimeSetup:
 def test_a_runtime_beside_virtshim_must_have_our_cgroup_driver_and_network(
     found: list[RuntimeSetup], proxied: bool, levels: list[Level]
 ) -> None:
-    told = beside_findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
+    told = installed_findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
     assert [one.level for one in told] == levels
 
 
@@ -146,7 +146,7 @@ def test_a_runtime_beside_virtshim_must_have_our_cgroup_driver_and_network(
 def test_a_runtime_without_an_entry_for_pods_with_containers_beside_their_vm(
     handlers: dict[str, dict[str, str]], proxied: bool, levels: list[Level]
 ) -> None:
-    told = beside_findings(
+    told = installed_findings(
         [runtime(handlers=handlers, handlers_table="t")], "systemd", "/etc/cni/net.d",
         behind_proxy=proxied, pod_handlers=["virtshim-pod"],
     )  # fmt: skip
@@ -165,7 +165,7 @@ def test_crio_cannot_make_pods_with_containers_beside_their_vm(
 ) -> None:
     crio = RuntimeSetup("cri-o", "/s", "/f", cgroup_driver="systemd", handlers=handlers)
     handler = ["virtshim-pod"]
-    told = beside_findings([crio], "systemd", "/etc/cni/net.d", behind_proxy=True, pod_handlers=handler)[-1]
+    told = installed_findings([crio], "systemd", "/etc/cni/net.d", behind_proxy=True, pod_handlers=handler)[-1]
     assert told.level is level
     assert "need containerd, because cri-o does not tell the handler of a pod" in told.text
     assert said in told.text
@@ -186,7 +186,7 @@ def test_another_runtime_matters_only_where_kubelet_runs_containers(asked: str, 
 
 
 def test_a_containerd_without_a_cgroup_setting_uses_cgroupfs() -> None:
-    (told,) = beside_findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
+    (told,) = installed_findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
     assert told.level is OK
 
 
@@ -220,6 +220,6 @@ def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
 def test_a_finding_says_whether_a_daemon_listens_on_its_socket(
     there: FileStatus | None, silence: str, level: Level
 ) -> None:
-    told = listeners_listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
+    told = root_socket("virtshim", "/run/virtshim/virtshim.sock", there, silence)
     assert told.level is level
     assert level is OK or "systemctl" in told.remedy or "chmod" in told.remedy
