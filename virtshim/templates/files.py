@@ -27,7 +27,7 @@ _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | f
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 _PIECE: Final = 1 << 24
 _HEAD: Final = 1 << 12
-# Beside a root disk that is a copy of a template's: the container's own.
+# The suffix of the container's own root disk, while a copy of the template's disk is in its place.
 _OWN: Final = ".own"
 
 

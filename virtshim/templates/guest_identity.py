@@ -1,4 +1,4 @@
-"""What makes a guest of its own of a copy of a template: a script that the guest agent runs before anything of the pod. Pure.
+"""Scripts that give a copy of a template an identity of its own. The guest agent runs them before anything of the pod. Pure.
 
 All copies remember the same random numbers, so the first thing is a new seed for the kernel's generator, and the time. Then the
 guest forgets who it was, finds its own NICs and disks, and reads its seed as at a first boot.
@@ -61,7 +61,7 @@ has_instance || {{ echo "the image has neither cloud-init nor {HOOK}" >&2; exit 
 [ -w /sys/bus/pci/rescan ] || {{ echo "the kernel finds no new PCI devices" >&2; exit {NO_DEVICES}; }}
 """
 
-# Tells whether the guest can be made one of its own.
+# Tests whether the guest can get an identity of its own.
 PROBE: Final = f"{_RESEED}sync\n"
 
 # Arguments: the program, hostname, machine-id, then MACs until an empty one, then the words of the script that sets addresses.
@@ -137,7 +137,7 @@ BECOME: Final = f"{_RESEED}{_BECOME}{_NEW_INSTANCE}"
 
 
 def new_time_and_seed(now_ns: int) -> bytes:
-    """What both scripts read. `now_ns`: nanoseconds since the epoch."""
+    """The input of both scripts: the time, and random bytes. `now_ns`: nanoseconds since the epoch."""
     return struct.pack("<qq", *divmod(now_ns, 10**9)) + secrets.token_bytes(_SEED_BYTES)
 
 

@@ -125,8 +125,8 @@ class Templates:
     _to_end: list[tuple[uuid.UUID, ContainerId]] = field(default_factory=list)
 
     def key_for(self, container: Container, disk_bytes: int) -> tuple[str, str]:
-        """What a template of this container's machine is known by, and the machine's definition. Raises WrongState if there
-        cannot be one."""
+        """The key of a template of this container's machine, and the machine's definition. Raises WrongState if there cannot be a
+        template."""
         definition = self.vms.definition(container.domain_uuid, container.id)
         if why := why_no_template(definition):
             raise WrongState(why)
@@ -157,19 +157,18 @@ class Templates:
                 return Cold(WarmStart.NO_TEMPLATE, "its template is being made")
             if self._closing.is_set() or len(self._under_way) >= _MOST_WANTED:
                 return Cold(WarmStart.NO_TEMPLATE, "other templates are being made")
-            image = _image_of(container)
-            self._wanted.put(_Wanted(key, definition, os.dup(disk), container.id, image))
+            try:
+                if self._thread is None:
+                    self._thread = lasting(self._run, "templates")
+                own_disk = os.dup(disk)
+            except (OSError, RuntimeError) as exc:
+                return Cold(WarmStart.NO_TEMPLATE, f"there is no template of it, and none can be made now: {exc}")
+            self._wanted.put(_Wanted(key, definition, own_disk, container.id, image_of(container)))
             self._under_way.add(key)
-            if self._thread is None:
-                self._thread = lasting(self._run, "templates")
         return Cold(WarmStart.NO_TEMPLATE, "there is no template of it yet; one is being made")
 
-    def no_longer_fit(self, key: str, container: Container, why: str, seconds: float) -> None:
-        """No guest comes from the template of this container's machine any more, and for these seconds none is made."""
-        self._note_unfit(key, _image_of(container), why, seconds)
-
-    def _note_unfit(self, key: str, image: str, why: str, seconds: float | None = None) -> None:
-        """`seconds`: None means while this process lives."""
+    def note_unfit(self, key: str, image: str, why: str, seconds: float | None = None) -> None:
+        """Drops the template. For `seconds`, no template of this machine is made; None means while this process lives."""
         log.warning("template.unfit", template=key[:12], image=image, error=why)
         until = None if seconds is None else self.clock.monotonic() + seconds
         with self._lock:
@@ -196,12 +195,8 @@ class Templates:
             "unfit": [{"image": one.image, "why": one.why} for one in unfit],
         }
 
-    def is_making(self) -> bool:
-        with self._lock:
-            return bool(self._under_way)
-
     def remove_leftovers(self) -> None:
-        """What a killed virtshim was making; its VM is gone."""
+        """Removes the files of a template that a killed virtshim was making. Its VM is gone."""
         try:
             self.files.remove_leftovers()
         except ShimError as exc:
@@ -237,11 +232,11 @@ class Templates:
             try:
                 self._make(wanted)
             except ShimError as exc:
-                self._note_unfit(wanted.key, wanted.image, f"its template could not be made: {exc}", _AGAIN)
+                self.note_unfit(wanted.key, wanted.image, f"its template could not be made: {exc}", _AGAIN)
             except Exception as exc:  # the edge of the thread: the next one must be made
                 log.exception("template.crashed", template=wanted.key[:12])
                 why = f"its template could not be made: {type(exc).__name__}"
-                self._note_unfit(wanted.key, wanted.image, why, _AGAIN)
+                self.note_unfit(wanted.key, wanted.image, why, _AGAIN)
             finally:
                 os.close(wanted.disk)
                 with self._lock:
@@ -255,7 +250,7 @@ class Templates:
 
     def _make(self, wanted: _Wanted) -> None:
         if not self._makes_room(memory_bytes_in(wanted.definition)):
-            self._note_unfit(wanted.key, wanted.image, "its memory is larger than templates.max_bytes", _AGAIN)
+            self.note_unfit(wanted.key, wanted.image, "its memory is larger than templates.max_bytes", _AGAIN)
             return
         began = self.clock.monotonic()
         made = self._made(wanted)
@@ -278,7 +273,7 @@ class Templates:
             began = self.clock.monotonic()
             with self._booted(wanted, template, sandbox, memory) as domain:
                 if why := self._refusal(template):
-                    self._note_unfit(wanted.key, wanted.image, f"its guest cannot be copied: {why}")
+                    self.note_unfit(wanted.key, wanted.image, f"its guest cannot be copied: {why}")
                     return None
                 booted_in = self.clock.monotonic() - began
                 self.clock.wait(self._closing, _QUIET)
@@ -382,7 +377,8 @@ class Templates:
     def _drop(self, key: str) -> None:
         """The caller holds the lock."""
         if (entry := self._kept.pop(key, None)) is not None:
-            _close(entry.template.memory, entry.template.devices, entry.template.disk)
+            for one in (entry.template.memory, entry.template.devices, entry.template.disk):
+                os.close(one)
 
 
 def _duplicate(template: Template, closing: contextlib.ExitStack) -> Template:
@@ -398,11 +394,6 @@ def _duplicate(template: Template, closing: contextlib.ExitStack) -> Template:
     )
 
 
-def _image_of(container: Container) -> str:
+def image_of(container: Container) -> str:
     """The image's name as the pod's author wrote it."""
     return container.config.user_image or container.config.image
-
-
-def _close(*descriptors: int) -> None:
-    for one in descriptors:
-        os.close(one)

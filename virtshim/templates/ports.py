@@ -31,8 +31,8 @@ class TemplateVms(Protocol):
 
 
 class TemplateFiles(Protocol):
-    """What templates are made of, and the root disks of guests that are made of them. A template's files have no names once it is
-    made: nothing of it outlives the process. Errors: InternalError, ResourceExhausted."""
+    """Files of templates, and the root disks of guests that start from them. A finished template's files have no names, so
+    nothing of it outlives the process. Errors: InternalError, ResourceExhausted."""
 
     def begin(self, template: ContainerId, disk: int) -> str:
         """Makes the directories of a template that is about to boot. Its root disk is a copy of the file `disk`; returns its

@@ -26,7 +26,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """`used_at`: when a guest was last made of it, on the monotonic clock. `image`: as a pod has named it."""
+    """`used_at`: when a guest last started from it, on the monotonic clock. `image`: as a pod has named it."""
 
     key: str
     bytes: int

@@ -1,8 +1,8 @@
 """Starts a container's guest from a template (virtshim.io/warm-start), or lets it boot.
 
-QEMU maps the template's memory so that what the guest writes is its own, and loads the state of the template's devices. Then the
-guest agent makes it a guest of its own (`guest_identity`). Only then is the container started: before, nothing of the pod is in
-the guest. If anything of this fails, the guest boots from its own disk instead, within the same call.
+QEMU maps the template's memory so that the guest's writes stay private, and loads the state of the template's devices. Then the
+guest agent gives the guest an identity of its own (`guest_identity`). The container is started after that; until then, nothing of
+the pod is in the guest. If a step fails, the guest boots from its own disk instead, within the same call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.store.ports import StateRecords
 from virtshim.system.clock import Clock
 from virtshim.templates.guest_identity import BECOME, identity_arguments, new_time_and_seed
-from virtshim.templates.keeping import Templates
+from virtshim.templates.keeping import Templates, image_of
 from virtshim.templates.ports import TemplateFiles, TemplateVms
 from virtshim.templates.values import Cold, Template, why_cold
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
@@ -69,8 +69,8 @@ class WarmStarts:
         leave_off: threading.Event,
     ) -> Container:
         """Returns the container as RUNNING. `boot` starts it as if there were no templates. `again` prepares a second start: the
-        pod's network is open for one. `leave_off`: set when a call waits to end the VM. Then the start fails, if the guest is not
-        one of its own yet."""
+        pod's network is open for one. `leave_off`: set when a call waits to end the VM. The start then fails, unless the guest
+        has its own identity already."""
         self.files.take_back(container.id)  # of an attempt that was killed
         if (cold := self._from_template(container, sandbox, again, leave_off)) is None:
             observed.meter().tell(WarmStarted(WarmStart.WARM))
@@ -82,8 +82,8 @@ class WarmStarts:
         return boot(container.with_warm_start(begun=False))
 
     def is_half_made(self, container: Container) -> bool:
-        """Whether the guest of a container that is CREATED in its record is not yet one of its own, because virtshim was killed.
-        Its VM must not run."""
+        """Whether a killed virtshim left the guest without an identity of its own. The container is CREATED in its record. Its VM
+        must not run."""
         return container.status.warm_started and self.files.has_own_disk_aside(container.id)
 
     def _from_template(
@@ -97,7 +97,7 @@ class WarmStarts:
             return Cold(WarmStart.UNSUITABLE, why)
         try:
             return self._try(container, sandbox, leave_off)
-        except ShimError as exc:
+        except (ShimError, OSError) as exc:  # OSError: this process has no free descriptor
             self.agents.forget(container.id)
             self.hypervisor.destroy(container.domain_uuid, container.id)
             self.files.take_back(container.id)
@@ -120,8 +120,8 @@ class WarmStarts:
                     self._continue(container, sandbox, template, leave_off)
                 except Exception as exc:
                     if not leave_off.is_set():
-                        why = f"a guest could not be made of its template: {exc}"
-                        self.templates.no_longer_fit(key, container, why, _AGAIN)
+                        why = f"a guest could not start from its template: {exc}"
+                        self.templates.note_unfit(key, image_of(container), why, _AGAIN)
                     raise
         return None
 
@@ -176,7 +176,7 @@ class WarmStarts:
         code, said = self.guests.run_script(container.id, BECOME, arguments, fresh, seconds, leave_off)
         if code:
             raise InternalError(
-                f"the guest could not be made one of its own: {said or f'the script ended with {code}'}"
+                f"the guest could not get an identity of its own: {said or f'the script ended with {code}'}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +179,28 @@ def test_a_start_that_fails_at_any_step_boots_the_guest_in_the_same_call(world, 
     assert any("broken" in line for line in logged(world))
 
 
+def no_descriptor(_descriptor: int) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_start_without_a_free_descriptor_boots_the_guest(world, monkeypatch):
+    with_template(world)
+    container = created(world, "web")
+    monkeypatch.setattr(os, "dup", no_descriptor)
+    world.start(container)
+    assert boots(world, container) == 1
+    assert own_disk_is_back(world, container)
+    assert any("Too many open files" in line for line in logged(world))
+
+
+def test_a_template_that_cannot_be_begun_is_tried_again_with_the_next_guest(world, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(os, "dup", no_descriptor)
+        started(world, "web")
+    assert any("none can be made now" in line for line in logged(world))
+    with_template(world)
+
+
 def test_a_guest_whose_qemu_cannot_be_ended_does_not_boot_from_the_disk_of_the_template(world):
     with_template(world)
     container = created(world, "web")
@@ -248,7 +271,7 @@ def test_a_template_whose_vm_could_not_be_ended_is_ended_later(world):
 def test_a_guest_that_refuses_what_copies_need_gets_no_template_and_the_log_says_what(world):
     world.outside.guests.script_result = lambda _guest: (92, "the image has neither cloud-init nor a program for it")
     world.remove(started(world, "first"))
-    eventually(lambda: not world.app.warm.templates.is_making())
+    eventually(lambda: not world.app.warm.templates.facts()["making"])
     assert not world.outside.vms.owned()
     second = started(world, "second")
     assert boots(world, second) == 1
@@ -259,7 +282,7 @@ def test_a_guest_that_refuses_what_copies_need_gets_no_template_and_the_log_says
 def test_a_template_that_could_not_be_made_is_tried_again_later(world):
     world.outside.template_vms.error = Unavailable("libvirt is restarting")
     world.remove(started(world, "first"))
-    eventually(lambda: not world.app.warm.templates.is_making())
+    eventually(lambda: not world.app.warm.templates.facts()["making"])
     world.outside.template_vms.error = None
     world.remove(started(world, "second"))
     assert any("libvirt is restarting" in line for line in logged(world))
@@ -270,7 +293,7 @@ def test_a_template_that_could_not_be_made_is_tried_again_later(world):
 
 def test_a_guest_with_more_memory_than_all_templates_may_take_boots(world):
     world.remove(started(world, "first", Resources(memory_limit_bytes=2 << 30)))
-    eventually(lambda: not world.app.warm.templates.is_making())
+    eventually(lambda: not world.app.warm.templates.facts()["making"])
     world.remove(started(world, "second", Resources(memory_limit_bytes=2 << 30)))
     assert any("larger than templates.max_bytes" in line for line in logged(world))
     assert kept(world) == 0
@@ -297,7 +320,7 @@ def test_the_node_tells_which_images_start_from_templates_and_why_others_boot(wo
     with_template(world)
     world.outside.guests.script_result = lambda _guest: (92, "the image has neither cloud-init nor a program for it")
     world.remove(started(world, "other", Resources(memory_limit_bytes=256 << 20)))
-    eventually(lambda: not world.app.warm.templates.is_making())
+    eventually(lambda: not world.app.warm.templates.facts()["making"])
     told = world.do.node.facts()["templates"]
     (kept_one,), (unfit,) = told["kept"], told["unfit"]
     assert kept_one["image"] == unfit["image"] == container_config().image
@@ -379,7 +402,7 @@ def test_a_killed_virtshim_leaves_nothing_of_a_template_that_it_was_making(world
     reached.wait()
     world.journal.on_call = lambda name: world.journal.crash(1, when) if name == call else None
     reached.open()
-    eventually(lambda: world.journal.is_dead and not world.app.warm.templates.is_making())
+    eventually(lambda: world.journal.is_dead and not world.app.warm.templates.facts()["making"])
     world.journal.on_call = lambda _name: None
     later = world.recovered()
     later.app.warm.templates.remove_leftovers()
