@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from virtshim.cli.tables import print_json, print_table
 from virtshim.cli.vm_lookup import running_vm, vm_of
-from virtshim.cri.client import VmSummary, connected
+from virtshim.cri.client import connected
 from virtshim.cri.operator_client import operating
 from virtshim.guest.operation import Action
 from virtshim.model.errors import InternalError, InvalidRequest, WrongState
@@ -22,7 +22,8 @@ _SHORT: Final = 12
 
 
 def act(socket: str, admin: str, action: Action, wanted: str, *, seconds: int = 0, as_json: bool = False) -> None:
-    vm = _running(socket, wanted)
+    with connected(socket) as node:
+        vm = running_vm(wanted, node.pods(), node.vms())
     with operating(admin) as operator:
         changed, message = operator.act(action, vm.id, seconds)
     if as_json:
@@ -45,7 +46,8 @@ def save_all(admin: str, seconds: int, *, as_json: bool = False) -> None:
 
 
 def dumpxml(socket: str, admin: str, wanted: str) -> None:
-    vm = _any(socket, wanted)
+    with connected(socket) as node:
+        vm = vm_of(wanted, node.pods(), node.vms())
     with operating(admin) as operator:
         print(operator.definition(vm.id), end="")
 
@@ -129,13 +131,3 @@ def _phase(phase: Mapping[str, Any]) -> tuple[str, ...]:
     began = datetime.fromtimestamp(phase["beganAt"] / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
     going = "" if phase["isOver"] else "continues"
     return phase["name"], began, f"{phase['seconds']:.3f}", phase["error"] or going
-
-
-def _running(socket: str, wanted: str) -> VmSummary:
-    with connected(socket) as node:
-        return running_vm(wanted, node.pods(), node.vms())
-
-
-def _any(socket: str, wanted: str) -> VmSummary:
-    with connected(socket) as node:
-        return vm_of(wanted, node.pods(), node.vms())

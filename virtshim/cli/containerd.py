@@ -16,7 +16,7 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cli.daemons import Daemon, Orphans, containerd_daemon
+from virtshim.cli.daemons import ENDS_WITH_US, Daemon, Orphans
 from virtshim.cli.node_dir import NodeDir, make_directory
 from virtshim.config.settings import Settings
 from virtshim.model.deadline import Deadline
@@ -100,7 +100,7 @@ def set_up(node: NodeDir, settings: Settings) -> None:
 
 
 def daemon(node: NodeDir, orphans: Orphans | None = None) -> Daemon:
-    return containerd_daemon(_file(node), orphans)
+    return Daemon("containerd", (*ENDS_WITH_US, "containerd", "--config", _file(node)), orphans or Orphans())
 
 
 def remove_pods(node: NodeDir) -> list[str]:

@@ -1,7 +1,7 @@
 """`virtshim cp` copies files and directories into a VM and out of it: a tar stream through the guest's agent.
 
-The guest may be hostile. So its archive is read by the reader for strangers' layers, only files and directories are made of
-it, and no symbolic link is followed below the target.
+The guest may be hostile. So the reader for untrusted layers reads its archive, only files and directories are extracted, and no
+symbolic link below the target is followed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from virtshim.cli.vm_lookup import running_vm
@@ -173,7 +173,7 @@ def _bring_in(guest: _Guest, source: str, target: str) -> int:
 def _sockets(source: str) -> list[str]:
     """The sockets below the source, which tarfile leaves out."""
     found = [source, *(os.path.join(at, name) for at, _, names in os.walk(source) for name in names)]
-    return [path for path in found if stat.S_ISSOCK(os.lstat(path).st_mode)]
+    return [path for path in found if Path(path).is_socket() and not os.path.islink(path)]
 
 
 def _report(left_out: Sequence[str]) -> int:

@@ -228,37 +228,36 @@ class _Starting:
 
 
 # If `up` is killed, the kernel signals its daemons to stop, so that the next `up` finds the directory free.
-_ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+ENDS_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
-def _log_file(config_file: str, name: str) -> str:
-    """The daemon's log file; "" unless `up` has made the directory for it."""
+def _own_daemon(name: str, words: Sequence[str], config_file: str, orphans: Orphans | None) -> Daemon:
+    """`words`: the Python module, and its command. The daemon writes a log file if `up` has made the directory for it."""
+    argv = (*ENDS_WITH_US, sys.executable, "-m", *words, "--config", config_file)
     directory = f"{os.path.dirname(config_file)}/log"
-    return f"{directory}/{name}.log" if os.path.isdir(directory) else ""
+    return Daemon(name, argv, orphans or Orphans(), f"{directory}/{name}.log" if os.path.isdir(directory) else "")
 
 
 def tapmanager_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
-    argv = (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager", "--config", config_file)
-    return Daemon("tapmanager", argv, orphans or Orphans(), _log_file(config_file, "tapmanager"))
+    return _own_daemon("tapmanager", ("tapmanager",), config_file, orphans)
 
 
 def shares_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
-    argv = (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager.shares", "--config", config_file)
-    return Daemon("virtshim-shares", argv, orphans or Orphans(), _log_file(config_file, "virtshim-shares"))
+    return _own_daemon("virtshim-shares", ("tapmanager.shares",), config_file, orphans)
 
 
-def virtshim_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
-    argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file)
-    return Daemon("virtshim", argv, orphans or Orphans(), _log_file(config_file, "virtshim"))
+def virtshim_daemon(config_file: str, orphans: Orphans) -> Daemon:
+    return _own_daemon("virtshim", ("virtshim", "serve"), config_file, orphans)
 
 
-def containerd_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
-    return Daemon("containerd", (*_ENDS_WITH_US, "containerd", "--config", config_file), orphans or Orphans())
+def proxy_daemon(config_file: str, orphans: Orphans) -> Daemon:
+    return _own_daemon("virtshim-proxy", ("virtshim", "proxy"), config_file, orphans)
 
 
-def proxy_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
-    argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "proxy", "--config", config_file)
-    return Daemon("virtshim-proxy", argv, orphans or Orphans(), _log_file(config_file, "virtshim-proxy"))
+def last_words(daemon: Daemon) -> str:
+    """The daemon's last lines, as the end of an error's text; "" if there are none."""
+    said = "".join(f"\n  {line}" for line in daemon.last_lines())
+    return f". Its last lines:{said}" if said else ""
 
 
 def need_root() -> None:

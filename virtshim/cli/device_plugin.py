@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from virtshim.app.reload import Reload
-from virtshim.config.settings import OfferedResource, Settings, load_settings
+from virtshim.config.settings import OfferedResource, load_settings
 from virtshim.devices.function_health import AerCounts, FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
@@ -51,11 +51,13 @@ def device_plugin_command(file: str | None) -> None:
         return partial(cdi_file_qualified_name, pool) if with_cdi else None
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
-    publish = partial(write_cdi_file, wanted.cdi_dir) if with_cdi else _publish_nothing
+    # Without CDI there is nothing to publish: containers get device nodes through kubelet's Allocate call.
+    publish = partial(write_cdi_file, wanted.cdi_dir) if with_cdi else lambda *_: None
     # Not in kubelet's directory: kubelet empties that when it starts.
     lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:
-        Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
+        # A reload changes only the log level, which `Reload` itself sets.
+        Reload(file, settings, lambda _: None, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
         notify_systemd("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
         files = HostFiles()
@@ -103,11 +105,3 @@ def candidates(
         )
         for facts in functions
     ]
-
-
-def _use_nothing(_settings: Settings) -> None:
-    """A reload changes only the log level, which `Reload` itself sets."""
-
-
-def _publish_nothing(_pool: Pool, _offers: object) -> None:
-    """Containers get device nodes through kubelet's Allocate call, so nothing is published."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import sys
 import threading
@@ -13,7 +14,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
-from virtshim.cli.tables import show_json_line
 from virtshim.cri.client import NodeClient, NodeEvent, connected
 from virtshim.cri.operator_client import OperatorClient, operating
 from virtshim.model.errors import ShimError, Unavailable
@@ -40,10 +40,7 @@ def show_events(
             event = arrived.get()
             if isinstance(event, ShimError):
                 raise event
-            if as_json:
-                show_json_line(asdict(event))
-            else:
-                print(line(event), flush=True)
+            print(json.dumps(asdict(event)) if as_json else line(event), flush=True)
 
 
 def line(event: NodeEvent) -> str:

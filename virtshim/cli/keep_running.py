@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.cli.daemons import Daemon
+from virtshim.cli.daemons import Daemon, last_words
 from virtshim.model.errors import Unavailable
 from virtshim.system.clock import Clock
 
@@ -56,7 +56,10 @@ class Kept:
         except Unavailable as exc:
             self.failed += 1
             if self.failed >= _TRIES:
-                raise Unavailable(_given_up(self.daemon, exc)) from exc
+                raise Unavailable(
+                    f"{exc}, {_TRIES} times in a row; giving up. The VMs keep running. Correct the fault, and run `virtshim up` "
+                    f"again{last_words(self.daemon)}"
+                ) from exc
             self._again(now, self.failed, str(exc))
             return
         if self.is_up:
@@ -82,11 +85,3 @@ def _how(code: int | None) -> str:
     if code is None or code >= 0:
         return f"ended with code {code}"
     return f"was killed by {signal.Signals(-code).name}"
-
-
-def _given_up(daemon: Daemon, why: Unavailable) -> str:
-    said = "".join(f"\n  {line}" for line in daemon.last_lines())
-    return (
-        f"{why}, {_TRIES} times in a row; giving up. The VMs keep running. Correct the fault, and run `virtshim up` again"
-        + (f". Its last lines:{said}" if said else "")
-    )

@@ -12,8 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from virtshim.cli.help import Group, Program
-from virtshim.cli.operating import cri_socket as _cri_socket
-from virtshim.cli.operating import operating_app, pod_names
+from virtshim.cli.operating import ConfigFile, Vm, cri_socket, operating_app
 from virtshim.cli.terminal import open_closed_streams, write_out
 from virtshim.model.errors import InvalidRequest, Kind, ShimError
 
@@ -69,18 +68,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
 _Socket = Annotated[
     str | None,
     typer.Option("--socket", envvar="CONTAINER_RUNTIME_ENDPOINT", help="CRI socket; default: the one in the settings"),
-]
-_Vm = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
-        autocompletion=pod_names,
-    ),
 ]
 _Dir = Annotated[
     str, typer.Option("--dir", help="directory for all files of this node; the QEMU user must be able to reach it")
@@ -112,7 +102,7 @@ def options_of_all(
 
 
 @app.command()
-def serve(config: _ConfigFile = None) -> None:
+def serve(config: ConfigFile = None) -> None:
     """Serve CRI on a Unix socket (the installed way; tapmanager runs beside it)."""
     from virtshim.cli.serve import serve_command
 
@@ -158,7 +148,7 @@ def down(
 
 @app.command()
 def check(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
     devices: Annotated[
         bool, typer.Option("--devices", help="list the node's PCI devices instead, and say which ones a VM can use")
@@ -203,7 +193,7 @@ def setup(
 @app.command()
 def diag(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="directory to write the archive to")],
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     node: Annotated[
         str | None, typer.Option("--dir", help="examine the node that `up --dir` runs in this directory")
     ] = None,
@@ -216,7 +206,7 @@ def diag(
 
 
 @app.command("device-plugin")
-def device_plugin(config: _ConfigFile = None) -> None:
+def device_plugin(config: ConfigFile = None) -> None:
     """Offer this node's PCI functions to kubelet, as configured in device_plugin.resources."""
     from virtshim.cli.device_plugin import device_plugin_command
 
@@ -225,7 +215,7 @@ def device_plugin(config: _ConfigFile = None) -> None:
 
 @app.command()
 def proxy(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     directory: Annotated[
         str | None, typer.Option("--dir", help="serve the node that `up --dir` runs in this directory")
     ] = None,
@@ -285,7 +275,7 @@ def agent(
         ),
     ] = "",
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Tell the API server about this node's VMs, and do what VirtualMachine objects ask for. See docs/cluster.md."""
     from virtshim.cli.cluster import agent_command
@@ -299,22 +289,22 @@ def dashboard(
         int, typer.Option(min=0, max=65535, help="TCP port on 127.0.0.1 and ::1; 0 picks a free one")
     ] = 8734,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Show this node in a browser: VMs, graphs, consoles, screens. Prints a URL that works once. Ctrl-C ends it."""
     from virtshim.dashboard.command import dashboard as show_dashboard
 
-    show_dashboard(_cri_socket(socket, config), port)
+    show_dashboard(cri_socket(socket, config), port)
 
 
 @app.command("exec", cls=_CommandInGuest)
 def exec_(
-    name: _Vm,
+    name: Vm,
     command: Annotated[list[str], typer.Argument(help="program and arguments", show_default=False)],
     stdin: Annotated[bool, typer.Option("-i", "--stdin", help="pass input to the command")] = False,
     tty: Annotated[bool, typer.Option("-t", "--tty", help="give the command a terminal")] = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run a command in a VM, e.g. `virtshim exec -it NAME -- sh`. Exits with the command's exit code."""
     from virtshim.cli.sessions import exec_command
@@ -323,20 +313,20 @@ def exec_(
         raise InvalidRequest(
             f"{command[0][:80]!r} is not a program; write options before NAME, and the command after it"
         )
-    raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
+    raise typer.Exit(exec_command(cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
 
 
 @app.command()
-def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def console(name: Vm, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Attach this terminal to a VM's serial console. Ctrl-] detaches."""
     from virtshim.cli.sessions import console as attach
 
-    raise typer.Exit(attach(_cri_socket(socket, config), name))
+    raise typer.Exit(attach(cri_socket(socket, config), name))
 
 
 @app.command()
 def ssh(
-    name: _Vm,
+    name: Vm,
     command: Annotated[
         list[str] | None,
         typer.Argument(help="command to run in the guest, after --; default: a shell", show_default=False),
@@ -347,14 +337,14 @@ def ssh(
         str, typer.Option("--inject", help="file of public keys to add to the guest before logging in")
     ] = "",
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Log in to a VM with ssh. `--inject ~/.ssh/id_ed25519.pub` first adds your key through the guest agent."""
     from virtshim.cli.sessions import SshOptions
     from virtshim.cli.sessions import ssh as run_ssh
 
     options = SshOptions(user, identity, inject, tuple(command or ()))
-    raise typer.Exit(run_ssh(_cri_socket(socket, config), name, options))
+    raise typer.Exit(run_ssh(cri_socket(socket, config), name, options))
 
 
 config_app = typer.Typer(cls=Group, help="Show and check the settings.", no_args_is_help=True)
@@ -362,7 +352,7 @@ config_app = typer.Typer(cls=Group, help="Show and check the settings.", no_args
 
 @config_app.command("show")
 def config_show(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
     changed: Annotated[bool, typer.Option("--changed", help="only settings that differ from their defaults")] = False,
 ) -> None:
@@ -373,7 +363,7 @@ def config_show(
 
 
 @config_app.command("check")
-def config_check(config: _ConfigFile = None) -> None:
+def config_check(config: ConfigFile = None) -> None:
     """Check the settings. Prints every fault with its file and line; the exit code is then 78."""
     from virtshim.cli.config import check_command
 

@@ -34,7 +34,7 @@ def pod_names(incomplete: str) -> Iterable[str]:
 
 operating_app = typer.Typer()
 
-_ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
+ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
 _Socket = Annotated[
     str | None,
     typer.Option(
@@ -43,14 +43,12 @@ _Socket = Annotated[
         help="CRI socket, also the proxy's; default: the one in the settings. The admin socket must be in its directory",
     ),
 ]
-_Vm = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
-        autocompletion=pod_names,
-    ),
-]
+_NAME = typer.Argument(
+    metavar="NAME",
+    help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
+    autocompletion=pod_names,
+)
+Vm = Annotated[str, _NAME]
 _Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs; its keys are in docs/commands.md")]
 
 
@@ -89,7 +87,7 @@ def ps(
     template: Annotated[str, _format("{pod}\\t{ip}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """List pods and their VMs, with addresses, states and ages."""
     from virtshim.cli.tables import ps as list_vms
@@ -106,7 +104,7 @@ def top(
     ] = False,
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Show the processors, memory, disk and network that VMs use, refreshed until Ctrl-C."""
     from virtshim.cli.top import top as show_usage
@@ -115,7 +113,7 @@ def top(
 
 
 @operating_app.command()
-def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def events(as_json: _Json = False, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Follow the events of pods and VMs, and what operators do to them, until Ctrl-C. --json prints one line per event."""
     from virtshim.cli.events import events as follow
 
@@ -129,7 +127,7 @@ def images(
     template: Annotated[str, _format("{image}\\t{size}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """List the images on this node, sorted by name."""
     from virtshim.cli.pulling import images as list_images
@@ -141,7 +139,7 @@ def images(
 def rmi(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="names or ids of images")],
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Remove images from this node. An image that a pod uses stays."""
     from virtshim.cli.pulling import remove_images
@@ -160,7 +158,7 @@ image_app = typer.Typer(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be removed, and remove nothing")] = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Remove all images that no pod uses and that are not pinned. Prints what that frees."""
     from virtshim.cli.pulling import prune as remove_unused
@@ -169,6 +167,15 @@ def prune(
 
 
 operating_app.add_typer(image_app, name="image")
+
+
+def _print_image(name: str, image_id: str, *, as_json: bool) -> None:
+    from virtshim.cli.tables import print_json
+
+    if as_json:
+        print_json({"image": name, "id": image_id})
+    else:
+        print(image_id)
 
 
 @operating_app.command()
@@ -185,19 +192,15 @@ def pull(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only the image's id")] = False,
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Pull an image and print its id. Shows a progress bar on a terminal, and lines elsewhere."""
     from virtshim.cli.pulling import image_name
     from virtshim.cli.pulling import pull as bring
-    from virtshim.cli.tables import print_json
 
     image = image_name(image)
     found = bring(cri_socket(socket, config), admin_socket(socket, config), image, login=creds, quiet=quiet or as_json)
-    if as_json:
-        print_json({"image": image, "id": found})
-    else:
-        print(found)
+    _print_image(image, found, as_json=as_json)
 
 
 @operating_app.command()
@@ -209,22 +212,18 @@ def load(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="show no progress")] = False,
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Store a disk file as an image and print its id. Pods use it with imagePullPolicy IfNotPresent or Never."""
     from virtshim.cli.pulling import load as store
-    from virtshim.cli.tables import print_json
 
     found = store(cri_socket(socket, config), admin_socket(socket, config), file, name, quiet=quiet or as_json)
-    if as_json:
-        print_json({"image": name, "id": found})
-    else:
-        print(found)
+    _print_image(name, found, as_json=as_json)
 
 
 @operating_app.command()
 def logs(
-    name: _Vm,
+    name: Vm,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="keep printing until the VM ends")] = False,
     since: Annotated[
         str, typer.Option("--since", help="how long ago (90s, 10m, 2h, 1d), or 2026-01-31T12:00:00Z")
@@ -232,7 +231,7 @@ def logs(
     tail: Annotated[int, typer.Option("-n", "--tail", help="number of last lines to print; -1: all")] = -1,
     timestamps: Annotated[bool, typer.Option("-t", "--timestamps", help="print the time of each line")] = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Print a VM's log: its serial console, or the output of its command. Works only on the node itself."""
     from virtshim.cli.logs import LogOptions
@@ -242,7 +241,7 @@ def logs(
 
 
 @operating_app.command()
-def inspect(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def inspect(name: Vm, as_json: _Json = False, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Show everything about a pod and its VM: records, libvirt's state, addresses, devices, disks, phases of its start."""
     from virtshim.cli.acting import inspect as look
 
@@ -282,7 +281,7 @@ def run(
     always_pull: Annotated[bool, typer.Option("--pull", help="pull the image even if the node has it")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print no messages of virtshim's own")] = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run a VM with its console in this terminal, as `docker run --rm -it` runs a container: `virtshim run IMAGE`.
 
@@ -316,7 +315,7 @@ _Grace = Annotated[int, typer.Option("--seconds", help="the time that the guest 
 
 
 @operating_app.command()
-def start(name: _Stays, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def start(name: _Stays, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Start a stopped VM of `virtshim run -d`, and print its id. Its disk is unchanged."""
     from virtshim.cli.staying import start as start_vm
 
@@ -324,7 +323,7 @@ def start(name: _Stays, socket: _Socket = None, config: _ConfigFile = None) -> N
 
 
 @operating_app.command()
-def stop(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def stop(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Shut down a VM of `virtshim run -d`. Its disk stays."""
     from virtshim.cli.staying import stop as stop_vm
 
@@ -332,7 +331,7 @@ def stop(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: _Co
 
 
 @operating_app.command()
-def restart(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def restart(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Shut down a VM of `virtshim run -d`, start it again, and print its new id."""
     from virtshim.cli.staying import start as start_vm
     from virtshim.cli.staying import stop as stop_vm
@@ -348,7 +347,7 @@ def rm(
         bool, typer.Option("-f", "--force", help="remove the VM even if it runs; its guest loses what is not on disk")
     ] = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Remove a VM of `virtshim run -d`, with its disk."""
     from virtshim.cli.staying import remove
@@ -366,7 +365,7 @@ def _acts(action: Action, text: str) -> None:
     """Declares the command of an action that needs only the VM's name."""
 
     @operating_app.command(action.value, help=text)
-    def command(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    def command(name: Vm, as_json: _Json = False, socket: _Socket = None, config: ConfigFile = None) -> None:
         _act(action, name, socket, config, as_json=as_json)
 
 
@@ -378,13 +377,13 @@ _acts(Action.REBOOT, "Ask a guest to restart itself, through its guest agent.")
 
 @operating_app.command()
 def freeze(
-    name: _Vm,
+    name: Vm,
     seconds: Annotated[
         int, typer.Option("--seconds", help="seconds until the guest is thawed automatically, 600 at most")
     ] = 60,
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Flush and freeze a guest's file systems through its guest agent, e.g. to take a snapshot of its disks."""
     _act(Action.FREEZE, name, socket, config, as_json=as_json, seconds=seconds)
@@ -395,14 +394,7 @@ _acts(Action.THAW, "Thaw a guest's frozen file systems.")
 
 @operating_app.command()
 def save(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
-            autocompletion=pod_names,
-        ),
-    ] = None,
+    name: Annotated[str | None, _NAME] = None,
     every: Annotated[
         bool, typer.Option("--all", help="all VMs of pods with virtshim.io/on-stop: save, at the same time")
     ] = False,
@@ -411,7 +403,7 @@ def save(
     ] = 600,
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Save a VM that outlives its pods to disk, as a stop does. Its next container continues from there.
 
@@ -449,7 +441,7 @@ def vms(
     template: Annotated[str, _format("{vm}\\t{disk}")] = "",
     as_json: _Json = False,
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """List the VMs that outlive their pods (virtshim.io/vm), with their disks, pods and saved memory."""
     if context.invoked_subcommand is None:
@@ -460,16 +452,13 @@ def vms(
         raise InvalidRequest(f"options for `vms {context.invoked_subcommand}` go after it")
 
 
+_LastingVm = Annotated[
+    str, typer.Argument(metavar="NAME", help="a VM's name, namespace/name, or namespace/name/container")
+]
+
+
 @vms_app.command("rm")
-def remove_vm(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="a VM's name, namespace/name, or namespace/name/container"),
-    ],
-    as_json: _Json = False,
-    socket: _Socket = None,
-    config: _ConfigFile = None,
-) -> None:
+def remove_vm(name: _LastingVm, as_json: _Json = False, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Remove a VM that outlives its pods, with its disk, firmware variables, TPM state and saved memory. No pod may use it."""
     from virtshim.cli.vms import remove
 
@@ -477,15 +466,7 @@ def remove_vm(
 
 
 @vms_app.command("take")
-def take_vm(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="a VM's name, namespace/name, or namespace/name/container"),
-    ],
-    as_json: _Json = False,
-    socket: _Socket = None,
-    config: _ConfigFile = None,
-) -> None:
+def take_vm(name: _LastingVm, as_json: _Json = False, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Let a VM run here that has arrived from a node which no longer answers. First make sure that the other node is off for
     good: it may run the VM, too."""
     from virtshim.cli.vms import take
@@ -495,13 +476,13 @@ def take_vm(
 
 @operating_app.command()
 def screenshot(
-    name: _Vm,
+    name: Vm,
     file: Annotated[
         str,
         typer.Option("-o", "--output", help="PNG file, or - for standard output; default: NAME.png in this directory"),
     ] = "",
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Save a picture of a VM's screen. The pod needs the annotation virtshim.io/vnc."""
     from virtshim.cli.acting import screenshot as take
@@ -510,7 +491,7 @@ def screenshot(
 
 
 @operating_app.command()
-def dumpxml(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def dumpxml(name: Vm, socket: _Socket = None, config: ConfigFile = None) -> None:
     """Print libvirt's definition of a VM, without the key that opens its pod's network."""
     from virtshim.cli.acting import dumpxml as show_definition
 
@@ -519,7 +500,7 @@ def dumpxml(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> No
 
 @operating_app.command()
 def vnc(
-    name: _Vm,
+    name: Vm,
     listen: Annotated[
         str,
         typer.Option(
@@ -534,7 +515,7 @@ def vnc(
         ),
     ] = "",
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Show a VM's screen to your VNC clients on this machine. The pod needs the annotation virtshim.io/vnc."""
     from virtshim.cli.vnc import parse_listen_address
@@ -546,14 +527,14 @@ def vnc(
 
 @operating_app.command("port-forward")
 def port_forward(
-    name: _Vm,
+    name: Vm,
     ports: Annotated[
         list[str],
         typer.Argument(metavar="PORT", help="PORT, LOCAL:PORT, or :PORT for a free local port; several may follow"),
     ],
     address: Annotated[str, typer.Option("--address", help="address of this machine to listen on")] = "127.0.0.1",
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Forward ports of this machine to ports of a VM until Ctrl-C: `virtshim port-forward NAME 8080:80`."""
     from virtshim.cli.port_forward import parse_forwards
@@ -570,7 +551,7 @@ def cp(
         str, typer.Argument(help="target of the copy: VM:PATH, or a path here; an existing directory, or a new name")
     ],
     socket: _Socket = None,
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Copy files and directories into a VM or out of it: `virtshim cp ./site web:/srv`. The guest needs tar."""
     from virtshim.cli.copying import copy

@@ -18,7 +18,7 @@ from typing import Final
 
 from virtshim.cli import terminal
 from virtshim.cli.vm_lookup import running_vm
-from virtshim.cli.vnc import ListenAddress, copy_both_ways, listen_at
+from virtshim.cli.vnc import ListenAddress, accepted, copy_both_ways, listen_at
 from virtshim.cri.client import connected
 from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.streaming import client as streaming
@@ -75,11 +75,7 @@ def port_forward(cri_socket: str, wanted: str, address: str, forwards: Sequence[
 
 
 def _accept(cri_socket: str, pod: str, port: int, listener: socket.socket) -> None:
-    while True:
-        try:
-            local, _ = listener.accept()
-        except OSError:  # the program ends
-            return
+    for local in accepted(listener):
         threading.Thread(target=_serve, args=(cri_socket, pod, port, local), daemon=True).start()
 
 

@@ -24,8 +24,9 @@ def proxy_command(file: str | None, directory: str | None) -> None:
     settings = load_settings(file)
     set_up_logging(settings.log.level, settings.log.format)
     proxy = settings.proxy
+    # A reload changes only the log level, which `Reload` itself sets.
     reload = Reload(
-        file, settings, _use_nothing, ("paths", "cri.socket", "proxy", "log", "metrics.proxy_address", "tracing")
+        file, settings, lambda _: None, ("paths", "cri.socket", "proxy", "log", "metrics.proxy_address", "tracing")
     ).serve
     serve(
         Plan(
@@ -41,10 +42,6 @@ def proxy_command(file: str | None, directory: str | None) -> None:
         ),
         reload,
     )
-
-
-def _use_nothing(_settings: Settings) -> None:
-    """A reload changes only the log level, which `Reload` itself sets."""
 
 
 def routes(settings: Settings) -> Routes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Final
 
 from rich.progress import (
@@ -187,13 +187,9 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def _teller(image: str, *, quiet: bool) -> Iterator[_Bar | _Lines]:
+def _teller(image: str, *, quiet: bool) -> Iterator[Callable[[Pulling | None], object]]:
     if quiet or not sys.stderr.isatty():
-        lines = _Lines(image)
-        if quiet:
-            lines = _Lines("")
-            lines._told = 100  # noqa: SLF001  prints no more lines
-        yield lines
+        yield (lambda _found: None) if quiet else _Lines(image)
         return
     from rich.console import Console
 

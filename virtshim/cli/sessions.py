@@ -45,7 +45,7 @@ def relay(
     """Connects this program's input and output to `client` until the stream ends or the user detaches. Returns the exit code.
     Raises ShimError if the session failed, Detached, and BrokenPipeError if nobody reads the output. `is_terminal`: the other
     side is a terminal, and gets the size of this one. `endless`: the other side does not learn that this program's input has
-    ended; so it is if the user can detach."""
+    ended. The same holds if the user can detach."""
     with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
         if is_terminal:
             _send_size(client)

@@ -21,7 +21,7 @@ from virtshim.model.text import printable_text
 
 HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
 _SHORT = 12
-_PS_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+_AGE_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def rows(
@@ -41,7 +41,7 @@ def rows(
 def age(seconds: float) -> str:
     """Writes an age in the largest unit that it contains at least twice, so that rounding loses less than a third:
     119s, 2m, 47h, 2d."""
-    for unit, size in _PS_UNITS:
+    for unit, size in _AGE_UNITS:
         if seconds >= 2 * size:
             return f"{seconds // size:.0f}{unit}"
     return f"{max(0, seconds):.0f}s"
@@ -54,6 +54,7 @@ def columns(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in shown]
 
 
+# By a cell's text.
 _COLOURS: Final = {
     "ready": "green",
     "running": "green",
@@ -63,9 +64,8 @@ _COLOURS: Final = {
     "not ready": "red",
     "unknown": "red",
 }
-# Colours of a cell's text.
 _WIDEST: Final = 10_000
-_TABLES_UNITS: Final = ("B", "K", "M", "G", "T")
+_SIZE_UNITS: Final = ("B", "K", "M", "G", "T")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -112,15 +112,10 @@ def print_json(found: Any) -> None:
     print(json.dumps(found, indent=2))
 
 
-def show_json_line(found: Mapping[str, Any]) -> None:
-    """Prints one JSON object on one line, at once."""
-    print(json.dumps(found), flush=True)
-
-
 def size_text(count: float) -> str:
     """Writes a number of bytes in the largest unit in which the number is above 1."""
-    for unit in _TABLES_UNITS:
-        if count < 1024 or unit == _TABLES_UNITS[-1]:
+    for unit in _SIZE_UNITS:
+        if count < 1024 or unit == _SIZE_UNITS[-1]:
             return f"{count:.0f}{unit}" if count >= 10 or unit == "B" else f"{count:.1f}{unit}"
         count /= 1024
     raise AssertionError

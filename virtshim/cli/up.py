@@ -13,6 +13,7 @@ from virtshim.cli.daemons import (
     Daemon,
     LastLines,
     Orphans,
+    last_words,
     need_root,
     proxy_daemon,
     shares_daemon,
@@ -99,10 +100,7 @@ def _start(daemon: Daemon, stopping: threading.Event) -> None:
     try:
         daemon.start(stopping)
     except Unavailable as exc:
-        said = "".join(f"\n  {line}" for line in daemon.last_lines())
-        raise Unavailable(
-            f"{exc}; correct the fault that it reports" + (f". Its last lines:{said}" if said else "")
-        ) from exc
+        raise Unavailable(f"{exc}; correct the fault that it reports{last_words(daemon)}") from exc
 
 
 def _routes() -> list[tuple[str, str]]:

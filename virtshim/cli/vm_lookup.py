@@ -14,7 +14,10 @@ _Seen = TypeVar("_Seen", bound=PodSummary | VmSummary)
 
 def running_vm(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
     """Like `vm_of`, but the VM must run. Raises NotFound, InvalidRequest if several match, WrongState."""
-    return _must_run(vm_of(wanted, pods, vms))
+    vm = vm_of(wanted, pods, vms)
+    if vm.state != "running":
+        raise WrongState(f"container {vm.name} ({vm.id[:_SHORT]}) is {vm.state}, not running")
+    return vm
 
 
 def vm_of(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
@@ -45,9 +48,3 @@ def _of_pod(pod: PodSummary, vms: Iterable[VmSummary]) -> VmSummary:
     if not own:
         raise WrongState(f"pod {pod.namespace}/{pod.name} has no VM")
     return next((vm for vm in own if vm.state == "running"), own[0])
-
-
-def _must_run(vm: VmSummary) -> VmSummary:
-    if vm.state != "running":
-        raise WrongState(f"container {vm.name} ({vm.id[:_SHORT]}) is {vm.state}, not running")
-    return vm

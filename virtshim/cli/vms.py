@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from virtshim.cli.tables import age, print_json, print_table, size_text
-from virtshim.cri.operator_client import LastingVm, OperatorClient, SavedMemory, operating_beside
+from virtshim.cri.operator_client import LastingVm, OperatorClient, operating_beside
 from virtshim.model.errors import InvalidRequest, NotFound
 from virtshim.model.text import printable_text
 
@@ -79,11 +79,7 @@ def _state(vm: LastingVm, now: float) -> tuple[str, str, str]:
         return f"moved to {vm.moved_to}", "-", "-"
     if vm.comes_from:
         return f"waits for {vm.comes_from}" if vm.undecided else f"comes from {vm.comes_from}", "-", "-"
-    return _saved(vm.saved, now)
-
-
-def _saved(saved: SavedMemory | None, now: float) -> tuple[str, str, str]:
-    if saved is None:
+    if (saved := vm.saved) is None:
         return "-", "-", "-"
     since = age(now - saved.saved_at)
     if saved.taken:

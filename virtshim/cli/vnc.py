@@ -87,10 +87,24 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
             return
 
 
+def accepted(listener: socket.socket, wait: float = 1.0) -> Iterator[socket.socket]:
+    """Yields each connection until the listener is closed. Continues `wait` seconds after an error, such as too many open
+    files."""
+    while True:
+        try:
+            local, _ = listener.accept()
+        except OSError as exc:
+            if listener.fileno() < 0:
+                return
+            print(f"a client could not be accepted: {exc.strerror}", file=sys.stderr, flush=True)
+            threading.Event().wait(wait)
+        else:
+            yield local
+
+
 def clients(listener: socket.socket) -> Iterator[socket.socket]:
     """Accepts clients of root and of the user who started this with sudo. Disconnects others before they get a byte."""
-    while True:
-        local, _ = listener.accept()
+    for local in accepted(listener):
         if local.family == socket.AF_UNIX or _user_of(local) in (0, os.getuid(), _caller()):
             yield local
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,25 @@ def test_words_that_name_no_ports_are_refused(word: str) -> None:
 def test_a_forward_listens_on_addresses_only() -> None:
     with pytest.raises(InvalidRequest, match="--address"):
         parse_forwards(["80"], "localhost")
+
+
+class FullListener:
+    """The process has no descriptor for the first client. The listener is closed after the second one."""
+
+    def __init__(self) -> None:
+        full, closed = OSError(errno.EMFILE, "Too many open files"), OSError(errno.EBADF, "Bad file descriptor")
+        self.results: list[OSError | tuple[str, str]] = [full, ("client", "its address"), closed]
+
+    def accept(self) -> tuple[str, str]:
+        result = self.results.pop(0)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    def fileno(self) -> int:
+        return 3 if self.results else -1
+
+
+def test_a_client_that_cannot_be_accepted_does_not_end_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(vnc.accepted(FullListener(), wait=0.0)) == ["client"]  # type: ignore[arg-type]
+    assert "Too many open files" in capsys.readouterr().err
