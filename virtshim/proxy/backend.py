@@ -20,6 +20,7 @@ from grpc import aio
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.proxy.measuring import OTHER, ProxyMeter, short, waiting
 from virtshim.proxy.routes import Runtime
+from virtshim.proxy.wire import VERSION
 
 if TYPE_CHECKING:
     # Generic only in the stubs.
@@ -47,7 +48,6 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
-_VERSION: Final = "/runtime.v1.RuntimeService/Version"
 _ASK: Final = pb.VersionRequest(version="0.1.0").SerializeToString()
 _ASK_LIMIT: Final = 5.0
 _ASK_INTERVAL: Final = 0.2
@@ -132,6 +132,10 @@ class Backend:
             except aio.AioRpcError as exc:
                 raise self._failed(exc) from None
         return Answer(body, _pairs(await call.initial_metadata()), _pairs(await call.trailing_metadata()))
+
+    async def pass_on(self, asked: Asked) -> Answer:
+        """Makes the caller's own call. Raises CallFailed."""
+        return await self.call(asked.method, asked.request, asked.remaining, asked.metadata)
 
     async def ask(self, method: str, request: bytes, patience: Patience, metadata: Metadata = ()) -> bytes:
         """For calls whose answers are merged. A runtime that does not answer is down. Raises CallFailed."""
@@ -240,7 +244,7 @@ class Backend:
         self._why_down = why or "the connection was lost"
 
     async def _ask_until_back(self) -> None:
-        version: _UnaryUnary = self._channel.unary_unary(_VERSION)
+        version: _UnaryUnary = self._channel.unary_unary(VERSION)
         while True:
             # The runtime may have gone while it answered another call.
             await asyncio.sleep(_ASK_INTERVAL)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy import wire
 from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, StreamMetadata
 from virtshim.proxy.images import Images
 from virtshim.proxy.last_known import LastKnown
@@ -18,47 +19,18 @@ from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.shared_pods import Adopter, SharedPods, image_of
 from virtshim.proxy.streams import Streams
-from virtshim.proxy.wire import (
-    METHODS_CHECKPOINT_POD,
-    METHODS_CONTAINER_STATUS,
-    METHODS_CREATE_CONTAINER,
-    METHODS_IMAGE_STATUS,
-    METHODS_LIST_IMAGES,
-    METHODS_POD_STATS,
-    METHODS_POD_STATUS,
-    METHODS_PULL_IMAGE,
-    METHODS_REMOVE_IMAGE,
-    METHODS_REMOVE_POD,
-    METHODS_RESTORE_POD,
-    METHODS_RUNTIME_CONFIG,
-    METHODS_START_CONTAINER,
-    METHODS_STATUS,
-    METHODS_STOP_POD,
-    METHODS_UPDATE_POD,
-    METHODS_UPDATE_RUNTIME_CONFIG,
-    METHODS_VERSION,
-    Id,
-    Method,
-    Shape,
-    message,
-    message_at,
-    methods_field,
-    text,
-    text_field,
-    text_map,
-    texts,
-)
+from virtshim.proxy.wire import Id, Method, Shape, field_number, message, message_at, text, text_field, text_map, texts
 
-_ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
-_SANDBOX: Final = methods_field(pb.CreateContainerRequest, "sandbox_config")
+_ANNOTATIONS: Final = field_number(pb.PodSandboxConfig, "annotations")
+_SANDBOX: Final = field_number(pb.CreateContainerRequest, "sandbox_config")
 # The fields on the way to the container whose processes a new one sees.
 _TO_TARGET: Final = (
-    methods_field(pb.CreateContainerRequest, "config"),
-    methods_field(pb.ContainerConfig, "linux"),
-    methods_field(pb.LinuxContainerConfig, "security_context"),
-    methods_field(pb.LinuxContainerSecurityContext, "namespace_options"),
+    field_number(pb.CreateContainerRequest, "config"),
+    field_number(pb.ContainerConfig, "linux"),
+    field_number(pb.LinuxContainerConfig, "security_context"),
+    field_number(pb.LinuxContainerSecurityContext, "namespace_options"),
 )
-_TARGET: Final = methods_field(pb.NamespaceOption, "target_id")
+_TARGET: Final = field_number(pb.NamespaceOption, "target_id")
 # The field of the new id in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
 _MADE: Final = 1
 # The length of runtimes' ids of pods and containers, and the number of ids to try in a request of an unknown method.
@@ -93,14 +65,14 @@ class Dispatch:
         self.node = Node(backends, pending, last_known, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._rules: Mapping[str, Rule] = {
-            METHODS_VERSION: self.node.version,
-            METHODS_STATUS: self.node.status,
-            METHODS_RUNTIME_CONFIG: self.node.runtime_config,
-            METHODS_UPDATE_RUNTIME_CONFIG: self.node.update,
-            METHODS_IMAGE_STATUS: self._images.status,
-            METHODS_PULL_IMAGE: self._images.pull,
-            METHODS_REMOVE_IMAGE: self._images.remove,
-            METHODS_LIST_IMAGES: self._images.list,
+            wire.VERSION: self.node.version,
+            wire.STATUS: self.node.status,
+            wire.RUNTIME_CONFIG: self.node.runtime_config,
+            wire.UPDATE_RUNTIME_CONFIG: self.node.update,
+            wire.IMAGE_STATUS: self._images.status,
+            wire.PULL_IMAGE: self._images.pull,
+            wire.REMOVE_IMAGE: self._images.remove,
+            wire.LIST_IMAGES: self._images.list,
         }
 
     async def one(self, method: Method, asked: Asked) -> Answer:
@@ -115,7 +87,7 @@ class Dispatch:
             case Shape.LISTS:
                 return Answer(await self._lists.merged(asked))
             case _:
-                return await _pass_on(self._primary, asked)
+                return await self._primary.pass_on(asked)
 
     def many(self, method: Method, asked: Asked) -> AsyncGenerator[bytes, None]:
         """A stream of answers. Raises CallFailed, ShimError."""
@@ -138,35 +110,36 @@ class Dispatch:
                 # Of a field that occurs twice, the last one counts.
                 asked = dataclasses.replace(asked, request=asked.request + text_field(method.id_field, pod))
             return await self._in_shared_pod(self._shared, method, pod, asked)
-        if found and method.path == METHODS_CREATE_CONTAINER:
+        if found and method.path == wire.CREATE_CONTAINER:
             # Also if the call failed because only another runtime has the image: kubelet then pulls the image here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
         owner = found or self._primary
-        if method.path == METHODS_CONTAINER_STATUS:
+        if method.path == wire.CONTAINER_STATUS:
             return await self._container_status(owner, id_, asked)
-        answer = await _pass_on(owner, asked)
-        if method.path == METHODS_CREATE_CONTAINER:
+        answer = await owner.pass_on(asked)
+        if method.path == wire.CREATE_CONTAINER:
             self._made(answer, owner)
-        elif method.path == METHODS_START_CONTAINER:
+        elif method.path == wire.START_CONTAINER:
             self._refresh(owner)
         return answer
 
     async def _in_shared_pod(self, shared: SharedPods, method: Method, pod: str, asked: Asked) -> Answer:
         """A call with the id of a pod of the primary whose VM another runtime runs."""
         match method.path:
-            case path if path in (METHODS_STOP_POD, METHODS_REMOVE_POD):
+            case wire.STOP_POD | wire.REMOVE_POD:
                 return await shared.both(asked)
-            case path if path == METHODS_UPDATE_POD:
+            case wire.UPDATE_POD:
                 return await shared.both(asked, unknown_is_fine=True)
-            case path if path == METHODS_CREATE_CONTAINER:
+            case wire.CREATE_CONTAINER:
                 return await self._create_in_shared_pod(shared, pod, asked)
-            case path if path == METHODS_POD_STATUS:
+            case wire.POD_STATUS:
                 return await shared.pod_status(pod, asked)
-            case path if path == METHODS_POD_STATS:
+            case wire.POD_STATS:
                 return await shared.pod_stats(pod, asked)
-            case path if path == METHODS_CHECKPOINT_POD:
-                shared.refuse_checkpoint(method.name)
-        return await _pass_on(self._primary, asked)
+            case wire.CHECKPOINT_POD:
+                return shared.refuse_checkpoint(method.name)
+            case _:
+                return await self._primary.pass_on(asked)
 
     async def _create_in_shared_pod(self, shared: SharedPods, pod: str, asked: Asked) -> Answer:
         config = message(asked.request, _SANDBOX)
@@ -179,7 +152,7 @@ class Dispatch:
             target = text(message_at(asked.request, *_TO_TARGET), _TARGET)
             if target and await self._owners.owner(target, Id.CONTAINER, asked.remaining) is shared.vms:
                 shared.refuse_target(target)
-            answer, owner = await _pass_on(self._primary, asked), self._primary
+            answer, owner = await self._primary.pass_on(asked), self._primary
         self._made(answer, owner)
         return answer
 
@@ -187,7 +160,7 @@ class Dispatch:
         """Gives the last known status if the runtime is down. Without it kubelet would remove no unused images on the whole node,
         not even those of other runtimes."""
         try:
-            answer = await _pass_on(owner, asked)
+            answer = await owner.pass_on(asked)
         except CallFailed as failed:
             last = self._last_known.status(owner.name, id_) if failed.is_down else None
             if last is None:
@@ -202,13 +175,13 @@ class Dispatch:
         owner = self._by_runtime[self._routes.for_pod(handler, text_map(config, _ANNOTATIONS))]
         vms = None
         if self._shared and self._routes.vms_of(handler):
-            if method.path == METHODS_RESTORE_POD:
+            if method.path == wire.RESTORE_POD:
                 self._shared.refuse_checkpoint(method.name)
             await self._shared.check(config, handler, asked)
             vms = self._shared.vms
         # Before the pod exists, because kubelet may pull its images before this call ends.
         self._images.remember_pod(config, owner, vms)
-        answer = await _pass_on(owner, asked)
+        answer = await owner.pass_on(asked)
         self._made(answer, owner, handler)
         if self._shared and vms:
             await self._shared.adopt_later_sandbox(text(answer.body, _MADE), config, asked)
@@ -235,7 +208,3 @@ class Dispatch:
             if owner := await self._owners.owner(one, None, remaining):
                 return owner
         return None
-
-
-async def _pass_on(backend: Backend, asked: Asked) -> Answer:
-    return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)

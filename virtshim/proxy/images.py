@@ -17,21 +17,21 @@ from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists, refuse
 from virtshim.proxy.owners import Recent
 from virtshim.proxy.routes import Routes, Runtime
-from virtshim.proxy.wire import LIST_PODS, METHODS_IMAGE_STATUS, message, methods_field, text, text_map
+from virtshim.proxy.wire import IMAGE_STATUS, LIST_PODS, field_number, message, text, text_map
 
 # The same number in PullImageRequest, ImageStatusRequest and RemoveImageRequest; a test compares.
-_IMAGE: Final = methods_field(pb.PullImageRequest, "image")
-_NAME: Final = methods_field(pb.ImageSpec, "image")
-_IMAGE_ANNOTATIONS: Final = methods_field(pb.ImageSpec, "annotations")
-_HANDLER: Final = methods_field(pb.ImageSpec, "runtime_handler")
-_SANDBOX: Final = methods_field(pb.PullImageRequest, "sandbox_config")
-_POD_ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
-_POD_METADATA: Final = methods_field(pb.PodSandboxConfig, "metadata")
-_POD_NAMES: Final = tuple(methods_field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
+_IMAGE: Final = field_number(pb.PullImageRequest, "image")
+_NAME: Final = field_number(pb.ImageSpec, "image")
+_IMAGE_ANNOTATIONS: Final = field_number(pb.ImageSpec, "annotations")
+_HANDLER: Final = field_number(pb.ImageSpec, "runtime_handler")
+_SANDBOX: Final = field_number(pb.PullImageRequest, "sandbox_config")
+_POD_ANNOTATIONS: Final = field_number(pb.PodSandboxConfig, "annotations")
+_POD_METADATA: Final = field_number(pb.PodSandboxConfig, "metadata")
+_POD_NAMES: Final = tuple(field_number(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
 _SEEN: Final = "kubernetes.io/config.seen"
-_FILTER: Final = methods_field(pb.ListImagesRequest, "filter")
-_FILTER_IMAGE: Final = methods_field(pb.ImageFilter, "image")
-_FOUND: Final = methods_field(pb.ImageStatusResponse, "image")
+_FILTER: Final = field_number(pb.ListImagesRequest, "filter")
+_FILTER_IMAGE: Final = field_number(pb.ImageFilter, "image")
+_FOUND: Final = field_number(pb.ImageStatusResponse, "image")
 
 # Keys of pods whose runtime is remembered for their images; each pod has two.
 _REMEMBERED: Final = 8192
@@ -88,7 +88,7 @@ class Images:
         if sandbox and annotated in (None, self._routes.primary):
             place = await self._place(_names(sandbox), asked) or place
         backend = self._by_runtime[self._of(image, place, _seen(annotations)) or self._routes.primary]
-        return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
+        return await backend.pass_on(asked)
 
     async def status(self, asked: Asked) -> Answer:
         """Asks the runtime of the image's name and its pod, which must be the same. Otherwise answers for the first runtime
@@ -96,7 +96,7 @@ class Images:
         image = message(asked.request, _IMAGE)
         seen = _seen(text_map(image, _IMAGE_ANNOTATIONS))
         if owner := self._of(image, await self._place_of_image(seen, asked), seen):
-            return await self._by_runtime[owner].call(asked.method, asked.request, asked.remaining, asked.metadata)
+            return await self._by_runtime[owner].pass_on(asked)
         return Answer(next(iter((await self._having(asked)).values()), b""))
 
     async def remove(self, asked: Asked) -> Answer:
@@ -107,18 +107,18 @@ class Images:
         else:
             question = pb.ImageStatusRequest.FromString(b"")
             question.image.MergeFromString(image)
-            status = Asked(METHODS_IMAGE_STATUS, question.SerializeToString(), asked.remaining)
+            status = Asked(IMAGE_STATUS, question.SerializeToString(), asked.remaining)
             owners = list(await self._having(status, all_must_answer=True))
         answer = Answer(b"")
         for owner in owners:
-            answer = await owner.call(asked.method, asked.request, asked.remaining, asked.metadata)
+            answer = await owner.pass_on(asked)
         return answer
 
     async def list(self, asked: Asked) -> Answer:
         """Lists the images of one runtime if the filter's image names it, otherwise of all. Raises CallFailed, InvalidRequest."""
         named = self._named(message(message(asked.request, _FILTER), _FILTER_IMAGE))
         if named:
-            return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
+            return await self._by_runtime[named].pass_on(asked)
         return Answer(await self._lists.merged(asked))
 
     def _of(self, image: bytes, place: _Place | None, seen: PodKey) -> Runtime | None:

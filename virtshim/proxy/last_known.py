@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.model.errors import InvalidRequest
-from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS, METHODS_CONTAINER_STATUS, Id, payloads
+from virtshim.proxy.wire import CONTAINER_STATUS, LIST_CONTAINERS, LIST_PODS, Id, payloads
 from virtshim.system.files import replace_bytes
 
 log = structlog.get_logger(__name__)
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 _KEPT: Final[Mapping[str, tuple[str, type[Message]]]] = {
     LIST_PODS: ("pods", pb.ListPodSandboxResponse),
     LIST_CONTAINERS: ("containers", pb.ListContainersResponse),
-    METHODS_CONTAINER_STATUS: ("statuses", pb.PodSandboxStatusResponse),
+    CONTAINER_STATUS: ("statuses", pb.PodSandboxStatusResponse),
 }
 _Key = tuple[str, str]
 
@@ -52,7 +52,7 @@ class LastKnown:
         for name in runtimes:
             for method in (LIST_PODS, LIST_CONTAINERS):
                 self._lists[name, method] = self._read(name, method)
-            known = pb.PodSandboxStatusResponse.FromString(self._read(name, METHODS_CONTAINER_STATUS) or b"")
+            known = pb.PodSandboxStatusResponse.FromString(self._read(name, CONTAINER_STATUS) or b"")
             self._statuses[name] = {one.id: one.SerializeToString() for one in known.containers_statuses}
             self._learn_states(name)
         self._remove_others()
@@ -89,7 +89,7 @@ class LastKnown:
             for one in gone:
                 del self._statuses[runtime][one]
             if gone:
-                self._save_soon(runtime, METHODS_CONTAINER_STATUS)
+                self._save_soon(runtime, CONTAINER_STATUS)
 
     def keep_status(self, runtime: str, answer: bytes) -> None:
         """`answer` to a ContainerStatus; ignored for a runtime that is not kept."""
@@ -100,7 +100,7 @@ class LastKnown:
             content = status.SerializeToString()
             if status.id and self._statuses[runtime].get(status.id) != content:
                 self._statuses[runtime][status.id] = content
-                self._save_soon(runtime, METHODS_CONTAINER_STATUS)
+                self._save_soon(runtime, CONTAINER_STATUS)
 
     async def saved(self) -> None:
         """Waits until everything is on disk."""
@@ -189,7 +189,7 @@ class LastKnown:
             key = self._unsaved.pop()
             try:
                 await asyncio.to_thread(replace_bytes, self._path(*key), self._content(*key))
-            except OSError as exc:
+            except (OSError, RuntimeError) as exc:  # RuntimeError: the system has no thread left
                 log.warning("proxy.last-known.not-saved", runtime=key[0], error=str(exc))
 
     def _content(self, runtime: str, method: str) -> bytes:

@@ -20,23 +20,23 @@ from virtshim.proxy.wire import (
     LIST_POD_STATS,
     LIST_PODS,
     METHODS,
+    field_number,
     message,
-    methods_field,
     text,
 )
 
 # The same number in every request for a list; a test compares.
-_FILTER: Final = methods_field(pb.ListContainersRequest, "filter")
+_FILTER: Final = field_number(pb.ListContainersRequest, "filter")
 # No filter, and an empty one: kubelet uses the first to list all pods, and the second to list all containers.
 _FOR_ALL: Final = (b"", bytes((_FILTER << 3 | 2, 0)))
 _ID_FIELDS: Final = {
-    "ListPodSandbox": (methods_field(pb.PodSandboxFilter, "id"),),
-    "ListContainers": (methods_field(pb.ContainerFilter, "id"), methods_field(pb.ContainerFilter, "pod_sandbox_id")),
+    "ListPodSandbox": (field_number(pb.PodSandboxFilter, "id"),),
+    "ListContainers": (field_number(pb.ContainerFilter, "id"), field_number(pb.ContainerFilter, "pod_sandbox_id")),
     "ListContainerStats": (
-        methods_field(pb.ContainerStatsFilter, "id"),
-        methods_field(pb.ContainerStatsFilter, "pod_sandbox_id"),
+        field_number(pb.ContainerStatsFilter, "id"),
+        field_number(pb.ContainerStatsFilter, "pod_sandbox_id"),
     ),
-    "ListPodSandboxStats": (methods_field(pb.PodSandboxStatsFilter, "id"),),
+    "ListPodSandboxStats": (field_number(pb.PodSandboxStatsFilter, "id"),),
 }
 
 

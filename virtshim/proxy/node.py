@@ -13,7 +13,7 @@ from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Outcome, 
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import refuse
 from virtshim.proxy.pending import PendingConfigs
-from virtshim.proxy.wire import METHODS_RUNTIME_CONFIG
+from virtshim.proxy.wire import RUNTIME_CONFIG
 
 # kubelet asks for the status every five seconds, and must not wait for other runtimes than the primary. A slow runtime is
 # not down, because lists may take much longer.
@@ -36,10 +36,7 @@ class Node:
         CallFailed."""
         primary, *others = self._backends
         needed = [one for one in others if not self._last_known.stands_in(one.name)]
-        own, outcomes = await asyncio.gather(
-            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
-            ask_all(needed, asked, self._patience),
-        )
+        own, outcomes = await asyncio.gather(primary.pass_on(asked), ask_all(needed, asked, self._patience))
         refuse([one for one in outcomes if isinstance(one, CallFailed)])
         return own
 
@@ -47,10 +44,7 @@ class Node:
         """The primary's status, with the other runtimes' handlers, and their conditions under prefixed names: a runtime
         that is down or not ready does not make the node so. Raises CallFailed."""
         primary, *others = self._backends
-        own, outcomes = await asyncio.gather(
-            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
-            self._soon(others, asked),
-        )
+        own, outcomes = await asyncio.gather(primary.pass_on(asked), self._soon(others, asked))
         status = pb.StatusResponse.FromString(own.body)
         handlers = {handler.name: primary.name for handler in status.runtime_handlers}
         for backend, outcome in zip(others, outcomes, strict=True):
@@ -62,16 +56,13 @@ class Node:
     async def runtime_config(self, asked: Asked) -> Answer:
         """The primary's answer. Raises CallFailed; WrongState if the cgroup drivers differ, because kubelet has only one."""
         primary, *others = self._backends
-        own, outcomes = await asyncio.gather(
-            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
-            self._soon(others, asked),
-        )
+        own, outcomes = await asyncio.gather(primary.pass_on(asked), self._soon(others, asked))
         self._refuse_other_drivers([own.body, *outcomes])
         return own
 
     async def check_drivers(self) -> None:
         """Called at the start. Runtimes that do not answer are checked when kubelet asks. Raises WrongState."""
-        asked = Asked(METHODS_RUNTIME_CONFIG, b"", None)
+        asked = Asked(RUNTIME_CONFIG, b"", None)
         self._refuse_other_drivers(await self._soon(self._backends, asked))
 
     async def _soon(self, backends: Sequence[Backend], asked: Asked) -> list[Outcome]:

@@ -13,7 +13,7 @@ import structlog
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.backend import Backend, CallFailed, Patience
-from virtshim.proxy.wire import METHODS_UPDATE_RUNTIME_CONFIG
+from virtshim.proxy.wire import UPDATE_RUNTIME_CONFIG
 from virtshim.system.files import replace_bytes
 
 log = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class PendingConfigs:
             await backend.wait_until_back()
             request = self._requests[backend]
             try:
-                await backend.ask(METHODS_UPDATE_RUNTIME_CONFIG, request, Patience(self._patience))
+                await backend.ask(UPDATE_RUNTIME_CONFIG, request, Patience(self._patience))
             except CallFailed as failed:
                 if failed.code is grpc.StatusCode.UNAVAILABLE:
                     # containerd also answers this while it starts.

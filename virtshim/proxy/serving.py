@@ -35,10 +35,6 @@ from virtshim.system.grpc_socket import SocketLock, listen
 if TYPE_CHECKING:
     from virtshim.metrics.metrics_server import MetricsServer
 
-
-# gRPC: all methods as bytes; errors as they came, or ours in the usual form.
-
-if TYPE_CHECKING:
     # Generic only in the stubs.
     _Context = aio.ServicerContext[bytes, bytes]
     _Handler = grpc.RpcMethodHandler[bytes, bytes]
@@ -50,100 +46,76 @@ log = structlog.get_logger(__name__)
 
 # gRPC sends these itself on each connection.
 _OF_THE_CONNECTION: Final = frozenset({"user-agent", "grpc-accept-encoding", "grpc-encoding", "grpc-timeout"})
-_STREAMED: Final = (Shape.LIST_STREAM, Shape.EVENTS)
 
 
 class Front(grpc.GenericRpcHandler):
-    """Requests are never logged, because they contain secrets."""
+    """Takes requests and answers as bytes. Requests are never logged, because they contain secrets."""
 
     def __init__(self, dispatch: Dispatch, meter: ProxyMeter, tracer: Tracer) -> None:
         self._dispatch = dispatch
-        self._wrapper = _CallWrapper(meter, tracer)
+        self._meter = meter
+        self._tracer = tracer
         self._known = {path: self._handler(method) for path, method in METHODS.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
         # Unknown names are not kept, because callers may invent them.
         return self._known.get(handler_call_details.method) or grpc.stream_stream_rpc_method_handler(
-            _unknown(self._dispatch, handler_call_details.method, self._wrapper)
+            self._unknown(handler_call_details.method)
         )
 
     def _handler(self, method: Method) -> _Handler:
-        if method.shape in _STREAMED:
-            return grpc.unary_stream_rpc_method_handler(_many(self._dispatch, method, self._wrapper))
-        return grpc.unary_unary_rpc_method_handler(_one(self._dispatch, method, self._wrapper))
+        if method.shape in (Shape.LIST_STREAM, Shape.EVENTS):
+            return grpc.unary_stream_rpc_method_handler(self._many(method))
+        return grpc.unary_unary_rpc_method_handler(self._one(method))
 
+    def _one(self, method: Method) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+        async def call(request: bytes, context: _Context) -> bytes:
+            traced = self._tracer.call(method.path.lstrip("/"), context.invocation_metadata() or (), begins=False)
+            with traced as span:
+                async with self._answering(method.path, method.name, context, span):
+                    asked = _asked(method.path, request, context)
+                    asked = dataclasses.replace(asked, metadata=self._tracer.forwarded(asked.metadata))
+                    answer = await self._dispatch.one(method, asked)
+            if answer.initial:
+                await context.send_initial_metadata(tuple(answer.initial))
+            if answer.trailing:
+                context.set_trailing_metadata(tuple(answer.trailing))
+            return answer.body
 
-def _one(dispatch: Dispatch, method: Method, wrapper: _CallWrapper) -> Callable[[bytes, _Context], Awaitable[bytes]]:
-    async def call(request: bytes, context: _Context) -> bytes:
-        traced = wrapper.tracer.call(method.path.lstrip("/"), context.invocation_metadata() or (), begins=False)
-        with traced as span:
-            async with wrapper.answering(method.path, method.name, context, span):
-                asked = _asked(method.path, request, context)
-                asked = dataclasses.replace(asked, metadata=wrapper.tracer.forwarded(asked.metadata))
-                answer = await dispatch.one(method, asked)
-        if answer.initial:
-            await context.send_initial_metadata(tuple(answer.initial))
-        if answer.trailing:
-            context.set_trailing_metadata(tuple(answer.trailing))
-        return answer.body
+        return call
 
-    return call
-
-
-def _many(
-    dispatch: Dispatch, method: Method, wrapper: _CallWrapper
-) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
-    async def call(request: bytes, context: _Context) -> AsyncIterator[bytes]:
-        asked = _asked(method.path, request, context)
-        async with (
-            wrapper.answering(method.path, method.name, context),
-            aclosing(dispatch.many(method, asked)) as answers,
-        ):
-            async for answer in answers:
-                yield answer
-
-    return call
-
-
-def _unknown(
-    dispatch: Dispatch, path: str, wrapper: _CallWrapper
-) -> Callable[[AsyncIterator[bytes], _Context], AsyncIterator[bytes]]:
-    async def call(requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
-        metadata = StreamMetadata()
-        async with wrapper.answering(path, OTHER, context):
-            first = await anext(aiter(requests), None)
-            asked = _asked(path, first or b"", context)
-            async with aclosing(dispatch.unknown(asked, _again(first, requests), metadata)) as answers:
+    def _many(self, method: Method) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
+        async def call(request: bytes, context: _Context) -> AsyncIterator[bytes]:
+            asked = _asked(method.path, request, context)
+            async with (
+                self._answering(method.path, method.name, context),
+                aclosing(self._dispatch.many(method, asked)) as answers,
+            ):
                 async for answer in answers:
-                    if metadata.initial:
-                        await context.send_initial_metadata(tuple(metadata.initial))
-                        metadata.initial = ()
                     yield answer
-            context.set_trailing_metadata(tuple(metadata.trailing))
 
-    return call
+        return call
 
+    def _unknown(self, path: str) -> Callable[[AsyncIterator[bytes], _Context], AsyncIterator[bytes]]:
+        async def call(requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
+            metadata = StreamMetadata()
+            async with self._answering(path, OTHER, context):
+                first = await anext(aiter(requests), None)
+                asked = _asked(path, first or b"", context)
+                async with aclosing(self._dispatch.unknown(asked, _again(first, requests), metadata)) as answers:
+                    async for answer in answers:
+                        if metadata.initial:
+                            await context.send_initial_metadata(tuple(metadata.initial))
+                            metadata.initial = ()
+                        yield answer
+                context.set_trailing_metadata(tuple(metadata.trailing))
 
-async def _again(first: bytes | None, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if first is not None:
-        yield first
-        async for one in others:
-            yield one
-
-
-def _asked(path: str, request: bytes, context: _Context) -> Asked:
-    remaining: float | None = context.time_remaining()
-    sent: Metadata = tuple(context.invocation_metadata() or ())
-    return Asked(path, request, remaining, [(key, value) for key, value in sent if key not in _OF_THE_CONNECTION])
-
-
-@dataclass(frozen=True, slots=True)
-class _CallWrapper:
-    meter: ProxyMeter
-    tracer: Tracer
+        return call
 
     @asynccontextmanager
-    async def answering(self, path: str, name: str, context: _Context, span: Call | None = None) -> AsyncIterator[None]:
+    async def _answering(
+        self, path: str, name: str, context: _Context, span: Call | None = None
+    ) -> AsyncIterator[None]:
         """Wraps a call and turns its exceptions into its answer. `name` is for the metrics; streams have no `span`."""
         began, waits = time.monotonic(), counted()
         failed: CallFailed | None = None
@@ -164,14 +136,25 @@ class _CallWrapper:
         finally:
             seconds = time.monotonic() - began
             code = failed.code if failed else code
-            self.meter.call_took(name, code.name, seconds, None if span is None else seconds - waits.seconds)
+            self._meter.call_took(name, code.name, seconds, None if span is None else seconds - waits.seconds)
             if span is not None:
                 span.ends(code.name)
         if failed:
             await context.abort(failed.code, failed.details, tuple(failed.trailing))
 
 
-log = structlog.get_logger(__name__)
+async def _again(first: bytes | None, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first is not None:
+        yield first
+        async for one in others:
+            yield one
+
+
+def _asked(path: str, request: bytes, context: _Context) -> Asked:
+    remaining: float | None = context.time_remaining()
+    sent: Metadata = tuple(context.invocation_metadata() or ())
+    return Asked(path, request, remaining, [(key, value) for key, value in sent if key not in _OF_THE_CONNECTION])
+
 
 # Seconds for running calls at the stop. kubelet repeats those that are cut off.
 _DRAIN: Final = 2.0

@@ -12,7 +12,7 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -25,13 +25,13 @@ from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Patience
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.wire import (
+    CONTAINER_STATUS,
     LIST_CONTAINER_STATS,
     LIST_CONTAINERS,
-    METHODS_CONTAINER_STATUS,
-    METHODS_POD_STATUS,
-    METHODS_VERSION,
+    POD_STATUS,
+    VERSION,
+    field_number,
     message,
-    methods_field,
     text,
     text_map,
 )
@@ -50,17 +50,17 @@ VmStats = Mapping[str, Sequence[pb.ContainerStats]]
 # The annotation that names the VM's container, if its image has no prefix.
 VM_CONTAINER: Final = "virtshim.io/vm-container"
 
-_CONFIG: Final = methods_field(pb.CreateContainerRequest, "config")
-_SANDBOX: Final = methods_field(pb.CreateContainerRequest, "sandbox_config")
-_ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
-_METADATA: Final = methods_field(pb.ContainerConfig, "metadata")
-_NAME: Final = methods_field(pb.ContainerMetadata, "name")
-_IMAGE: Final = methods_field(pb.ContainerConfig, "image")
-_IMAGE_NAMES: Final = tuple(methods_field(pb.ImageSpec, name) for name in ("user_specified_image", "image"))
-_EVENTS_POD: Final = methods_field(pb.ContainerEventResponse, "pod_sandbox_status")
-_POD_ID: Final = methods_field(pb.PodSandboxStatus, "id")
-_POD_HANDLER: Final = methods_field(pb.PodSandboxStatus, "runtime_handler")
-_STATUS: Final = methods_field(pb.ContainerStatusResponse, "status")
+_CONFIG: Final = field_number(pb.CreateContainerRequest, "config")
+_SANDBOX: Final = field_number(pb.CreateContainerRequest, "sandbox_config")
+_ANNOTATIONS: Final = field_number(pb.PodSandboxConfig, "annotations")
+_METADATA: Final = field_number(pb.ContainerConfig, "metadata")
+_NAME: Final = field_number(pb.ContainerMetadata, "name")
+_IMAGE: Final = field_number(pb.ContainerConfig, "image")
+_IMAGE_NAMES: Final = tuple(field_number(pb.ImageSpec, name) for name in ("user_specified_image", "image"))
+_EVENTS_POD: Final = field_number(pb.ContainerEventResponse, "pod_sandbox_status")
+_POD_ID: Final = field_number(pb.PodSandboxStatus, "id")
+_POD_HANDLER: Final = field_number(pb.PodSandboxStatus, "runtime_handler")
+_STATUS: Final = field_number(pb.ContainerStatusResponse, "status")
 
 _OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
 _ADOPT: Final = "/virtshim.operator.v1.Operator/Adopt"
@@ -122,11 +122,11 @@ class SharedPods:
         """Makes the call at virtshim, and then at the primary, whose answer counts. `unknown_is_fine`: virtshim knows only pods
         whose VM has been created. Raises CallFailed."""
         try:
-            await self._while_alive(_pass_on(self.vms, asked), asked)
+            await self._while_alive(self.vms.pass_on(asked), asked)
         except CallFailed as failed:
             if not unknown_is_fine or failed.code is not grpc.StatusCode.NOT_FOUND:
                 raise
-        return await _pass_on(self._primary, asked)
+        return await self._primary.pass_on(asked)
 
     def is_of_vm(self, request: bytes) -> bool:
         """Whether this CreateContainerRequest is for the pod's VM. Raises InvalidRequest."""
@@ -150,12 +150,12 @@ class SharedPods:
         """Has virtshim adopt the pod's sandbox, and then create the container. Raises CallFailed, WrongState."""
         self.vms.refuse_if_down()
         await self._adopt(pod, message(asked.request, _SANDBOX), asked)
-        return await self._while_alive(_pass_on(self.vms, asked), asked)
+        return await self._while_alive(self.vms.pass_on(asked), asked)
 
     async def _adopt(self, pod: str, config: bytes, asked: Asked) -> None:
         """Raises CallFailed, WrongState."""
         question = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True).SerializeToString()
-        told = await self._primary.call(METHODS_POD_STATUS, question, asked.remaining)
+        told = await self._primary.call(POD_STATUS, question, asked.remaining)
         answer = pb.PodSandboxStatusResponse.FromString(told.body)
         if answer.status.state != pb.SANDBOX_READY:
             raise WrongState(f"the pod sandbox {pod} is not ready, so no VM can join it; kubelet makes a new sandbox")
@@ -175,13 +175,13 @@ class SharedPods:
         )
         await self._while_alive(self._adopter.adopt(request, asked.remaining), asked)
 
-    def refuse_target(self, container: str) -> None:
+    def refuse_target(self, container: str) -> NoReturn:
         raise InvalidRequest(
             f"the target container {container} of this ephemeral container is the pod's VM, whose processes run in the guest and "
             "cannot be shared; leave --target out, or use kubectl exec to run a command in the guest"
         )
 
-    def refuse_checkpoint(self, name: str) -> None:
+    def refuse_checkpoint(self, name: str) -> NoReturn:
         raise Unimplemented(
             f"{name}: a pod with a VM beside its containers cannot be checkpointed or restored as a whole"
         )
@@ -194,7 +194,7 @@ class SharedPods:
         try:
             while not (await asyncio.wait((task,), timeout=pause.seconds))[0]:
                 try:
-                    await self.vms.ask(METHODS_VERSION, b"", pause)
+                    await self.vms.ask(VERSION, b"", pause)
                 except CallFailed as failed:
                     if failed.is_down:
                         raise
@@ -228,7 +228,7 @@ class SharedPods:
     async def pod_status(self, pod: str, asked: Asked) -> Answer:
         """kubelet takes a pod's containers from this answer if it has a timestamp (Evented PLEG), and from lists otherwise.
         virtshim is asked after the primary, so that virtshim's answer is not older than the timestamp. Raises CallFailed."""
-        answer = await _pass_on(self._primary, asked)
+        answer = await self._primary.pass_on(asked)
         told = pb.PodSandboxStatusResponse.FromString(answer.body)
         if not told.timestamp and not told.containers_statuses:
             return answer
@@ -237,7 +237,7 @@ class SharedPods:
 
     async def pod_stats(self, pod: str, asked: Asked) -> Answer:
         """Raises CallFailed."""
-        answer = await _pass_on(self._primary, asked)
+        answer = await self._primary.pass_on(asked)
         question = pb.ListContainerStatsRequest(filter=pb.ContainerStatsFilter(pod_sandbox_id=pod))
         told = await self._ask(self.vms, LIST_CONTAINER_STATS, question.SerializeToString(), asked.remaining)
         stats = pb.ListContainerStatsResponse.FromString(told).stats
@@ -279,7 +279,7 @@ class SharedPods:
         told.ClearField("pod_sandbox_status")
         question = pb.PodSandboxStatusRequest(pod_sandbox_id=pod).SerializeToString()
         with _missing_is_fine():
-            answer = await self._ask(self._primary, METHODS_POD_STATUS, question, None)
+            answer = await self._ask(self._primary, POD_STATUS, question, None)
             told.pod_sandbox_status.CopyFrom(pb.PodSandboxStatusResponse.FromString(answer).status)
         return told.SerializeToString() + _as_event(await self._statuses(self._primary, pod, None))
 
@@ -291,7 +291,7 @@ class SharedPods:
         for one in pb.ListContainersResponse.FromString(listed).containers:
             asked = pb.ContainerStatusRequest(container_id=one.id).SerializeToString()
             with _missing_is_fine():  # it was removed meanwhile
-                answer = await self._ask(backend, METHODS_CONTAINER_STATUS, asked, remaining, container=one.id)
+                answer = await self._ask(backend, CONTAINER_STATUS, asked, remaining, container=one.id)
                 found.append(pb.ContainerStatus.FromString(message(answer, _STATUS)))
         return found
 
@@ -304,12 +304,12 @@ class SharedPods:
         except CallFailed as failed:
             if not failed.is_down or not self._last_known.stands_in(backend.name):
                 raise
-            if method != METHODS_CONTAINER_STATUS:
+            if method != CONTAINER_STATUS:
                 return self._last_known.answer(backend.name, method, request)
             if (last := self._last_known.status(backend.name, container)) is None:
                 raise
             return last
-        if method == METHODS_CONTAINER_STATUS:
+        if method == CONTAINER_STATUS:
             self._last_known.keep_status(backend.name, answer)
         return answer
 
@@ -347,7 +347,3 @@ def _missing_is_fine() -> Any:
     except CallFailed as failed:
         if failed.code is not grpc.StatusCode.NOT_FOUND:
             raise
-
-
-async def _pass_on(backend: Backend, asked: Asked) -> Answer:
-    return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
