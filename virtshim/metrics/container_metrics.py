@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
+from virtshim.metrics.family import SECOND, Family, Sample, counter, gauge, one
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 from virtshim.model.container import Resources
 from virtshim.model.usage import (
@@ -162,103 +162,93 @@ def _network(pick: Callable[[InterfaceUsage], int]) -> Callable[[SandboxUsage], 
     return lambda use: [Sample(pick(interface), (interface.name,)) for interface in use.interfaces]
 
 
-def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
-    return Family(name, Kind.COUNTER, text, read, labels)
-
-
-def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
-    return Family(name, Kind.GAUGE, text, read, labels)
-
-
 _CPU = (
-    _counter("container_cpu_usage_seconds_total", "CPU time of the VM and its QEMU.", _cpu_total, "cpu"),
-    _counter(
+    counter("container_cpu_usage_seconds_total", "CPU time of the VM and its QEMU.", _cpu_total, "cpu"),
+    counter(
         "container_cpu_user_seconds_total", "CPU time in user mode, guest code included.", cpu(lambda c: c.cpu_user)
     ),
-    _counter("container_cpu_system_seconds_total", "CPU time in the host's kernel.", cpu(lambda c: c.cpu_system)),
-    _counter(
+    counter("container_cpu_system_seconds_total", "CPU time in the host's kernel.", cpu(lambda c: c.cpu_system)),
+    counter(
         "container_cpu_cfs_periods_total",
         "Periods of the CPU quota that have passed.",
         _cgroup_count(lambda c: c.cpu_periods),
     ),
-    _counter(
+    counter(
         "container_cpu_cfs_throttled_periods_total",
         "Periods in which the quota ran out.",
         _cgroup_count(lambda c: c.cpu_throttled_periods),
     ),
-    _counter(
+    counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Time without CPU because the quota had run out.",
         _cgroup_count(lambda c: c.cpu_throttled / SECOND),
     ),
-    _gauge(
+    gauge(
         "container_spec_cpu_period", "Period of the CPU limit in microseconds.", _spec(lambda r: r.cpu_period or None)
     ),
-    _gauge(
+    gauge(
         "container_spec_cpu_quota",
         "CPU time for each period in microseconds.",
         _spec(lambda r: r.cpu_quota if r.cpu_quota > 0 else None),
     ),
-    _gauge(
-        "container_spec_cpu_shares", "Weight of the container on a busy CPU.", _spec(lambda r: r.cpu_shares or None)
-    ),
+    gauge("container_spec_cpu_shares", "Weight of the container on a busy CPU.", _spec(lambda r: r.cpu_shares or None)),
 )
 
 _MEMORY = (
-    _gauge("container_memory_usage_bytes", "Memory of the VM and its QEMU.", _memory(lambda m: m.usage)),
-    _gauge(
+    gauge("container_memory_usage_bytes", "Memory of the VM and its QEMU.", _memory(lambda m: m.usage)),
+    gauge(
         "container_memory_working_set_bytes",
         "Memory that cannot be reclaimed at once; kubelet evicts pods by this number.",
         _memory(lambda m: m.working_set),
     ),
-    _gauge(
+    gauge(
         "container_memory_rss",
         "Anonymous and shared memory: the RAM that the guest has touched, and QEMU's own memory.",
         _memory(lambda m: m.rss),
     ),
-    _gauge("container_memory_swap", "Memory in the host's swap.", _memory(lambda m: m.swap)),
-    _gauge("container_memory_cache", "Page cache that the host keeps for the VM.", _cgroup(lambda c: c.file)),
-    _gauge(
+    gauge("container_memory_swap", "Memory in the host's swap.", _memory(lambda m: m.swap)),
+    gauge("container_memory_cache", "Page cache that the host keeps for the VM.", _cgroup(lambda c: c.file)),
+    gauge(
         "container_memory_mapped_file",
         "Resident pages of files, mostly QEMU's program text.",
         _cgroup_or_process(lambda c: c.mapped_file, lambda p: p.file),
     ),
-    _gauge("container_memory_kernel_usage", "Memory of the host's kernel for the VM.", _cgroup(lambda c: c.kernel)),
-    _gauge(
+    gauge("container_memory_kernel_usage", "Memory of the host's kernel for the VM.", _cgroup(lambda c: c.kernel)),
+    gauge(
         "container_memory_max_usage_bytes",
         "Most memory ever used.",
         _cgroup_or_process(lambda c: c.peak_memory, lambda p: p.peak_resident),
     ),
-    _counter(
+    counter(
         "container_memory_failcnt", "How often the memory limit was reached.", _cgroup_count(lambda c: c.limit_hits)
     ),
-    _counter(
+    counter(
         "container_memory_failures_total",
         "Page faults of QEMU; they include the guest's first access to each page of its RAM.",
         _faults,
         "failure_type",
         "scope",
     ),
-    _counter(
+    counter(
         "container_oom_events_total", "Processes killed because memory ran out.", _cgroup_count(lambda c: c.oom_kills)
     ),
-    _gauge("container_spec_memory_limit_bytes", "Memory limit, 0 without one.", _spec(lambda r: r.memory_limit_bytes)),
-    _gauge(
+    gauge("container_spec_memory_limit_bytes", "Memory limit, 0 without one.", _spec(lambda r: r.memory_limit_bytes)),
+    gauge(
         "container_spec_memory_swap_limit_bytes",
         "Limit of memory and swap together, 0 without one.",
         _spec(lambda r: r.memory_swap_limit_bytes),
     ),
-    _gauge(
+    gauge(
         "container_spec_memory_reservation_limit_bytes",
         "Memory that the container keeps under memory pressure, 0 for none.",
         _spec(_reservation),
     ),
-    _gauge("container_hugetlb_usage_bytes", "Huge pages in use.", _hugepages, "pagesize"),
-    _gauge("container_hugetlb_max_usage_bytes", "Most huge pages ever used.", _most_hugepages, "pagesize"),
+    gauge("container_hugetlb_usage_bytes", "Huge pages in use.", _hugepages, "pagesize"),
+    gauge("container_hugetlb_max_usage_bytes", "Most huge pages ever used.", _most_hugepages, "pagesize"),
 )
 
 _PRESSURE = tuple(
-    _counter(
+    counter(
         f"container_pressure_{what}_{word}_seconds_total",
         f"Time in which {who} waited for {name}.",
         _pressure(what, pick),
@@ -268,37 +258,37 @@ _PRESSURE = tuple(
 )
 
 _DISKS = (
-    _gauge(
+    gauge(
         "container_fs_usage_bytes",
         "Bytes on disk of the container's own files, mostly its root disk.",
         _disk(lambda d: d.used_bytes),
         "device",
     ),
-    _gauge(
+    gauge(
         "container_fs_limit_bytes",
         "Size of the file system with the container's files.",
         _disk(lambda d: d.filesystem_bytes),
         "device",
     ),
-    _gauge(
+    gauge(
         "container_fs_inodes_total",
         "Inodes of the file system with the container's files.",
         _disk(lambda d: d.filesystem_inodes),
         "device",
     ),
-    _gauge(
+    gauge(
         "container_fs_inodes_free",
         "Free inodes of the file system with the container's files.",
         _disk(lambda d: d.filesystem_inodes_free),
         "device",
     ),
-    _counter("container_fs_reads_total", "Reads by the guest.", blocks(lambda b: b.reads), "device"),
-    _counter("container_fs_reads_bytes_total", "Bytes read by the guest.", blocks(lambda b: b.read_bytes), "device"),
-    _counter("container_fs_writes_total", "Writes by the guest.", blocks(lambda b: b.writes), "device"),
-    _counter(
+    counter("container_fs_reads_total", "Reads by the guest.", blocks(lambda b: b.reads), "device"),
+    counter("container_fs_reads_bytes_total", "Bytes read by the guest.", blocks(lambda b: b.read_bytes), "device"),
+    counter("container_fs_writes_total", "Writes by the guest.", blocks(lambda b: b.writes), "device"),
+    counter(
         "container_fs_writes_bytes_total", "Bytes written by the guest.", blocks(lambda b: b.write_bytes), "device"
     ),
-    _counter(
+    counter(
         "container_blkio_device_usage_total",
         "Bytes read and written by the guest.",
         _block_operations,
@@ -307,23 +297,23 @@ _DISKS = (
     ),
 )
 
-_PROCESSES = (
-    _gauge("container_processes", "Processes on the node: QEMU.", _process(lambda _: 1)),
-    _gauge("container_threads", "Threads of QEMU.", _process(lambda p: p.threads)),
-    _gauge("container_threads_max", "Limit of threads, 0 for no limit.", _most_threads),
-    _gauge("container_file_descriptors", "Open descriptors of QEMU.", _process(lambda p: p.descriptors)),
-    _gauge(
+_PROCESSES: tuple[Family[ContainerUsage], ...] = (
+    gauge("container_processes", "Processes on the node: QEMU.", _process(lambda _: 1)),
+    gauge("container_threads", "Threads of QEMU.", _process(lambda p: p.threads)),
+    gauge("container_threads_max", "Limit of threads, 0 for no limit.", _most_threads),
+    gauge("container_file_descriptors", "Open descriptors of QEMU.", _process(lambda p: p.descriptors)),
+    gauge(
         "container_sockets",
         "Open sockets of QEMU; missing if virtshim runs under its systemd unit, which cannot see them.",
         _sockets,
     ),
-    _gauge("container_ulimits_soft", "QEMU's soft limits.", _open_files, "ulimit"),
-    _gauge(
+    gauge("container_ulimits_soft", "QEMU's soft limits.", _open_files, "ulimit"),
+    gauge(
         "container_last_seen",
         "When these numbers were read, in seconds since the epoch.",
         lambda use: one(use.taken_at / SECOND),
     ),
-    _gauge(
+    gauge(
         "container_start_time_seconds",
         "When the container was started, in seconds since the epoch.",
         lambda use: one(use.container.status.started_at / SECOND),
@@ -336,7 +326,7 @@ CONTAINER = (*_CPU, *_MEMORY, *_PRESSURE, *_DISKS, *_PROCESSES)
 def network_families(prefix: str) -> tuple[Family[SandboxUsage], ...]:
     """Traffic of the guest's NICs, as the guest sees it."""
     return tuple(
-        Family(f"{prefix}_network_{way}_{what}_total", Kind.COUNTER, text, _network(pick), ("interface",))
+        counter(f"{prefix}_network_{way}_{what}_total", text, _network(pick), "interface")
         for way, what, text, pick in (
             ("receive", "bytes", "Bytes received by the guest.", lambda i: i.rx_bytes),
             ("receive", "packets", "Packets received by the guest.", lambda i: i.rx_packets),

@@ -1,6 +1,6 @@
 """Describes and counts the metrics of virtshim and its proxy. docs/metrics.md lists all metrics; a test compares.
 
-Implements `virtshim.metrics.observed.Meter` and `virtshim.proxy.measuring.ProxyMeter`.
+ProxyRecorder implements `virtshim.proxy.measuring.ProxyMeter`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from virtshim.metrics.observed import (
     Fact,
     ImagesRemoved,
     Leftover,
+    Meter,
     Pulled,
     Reconciled,
     Step,
@@ -106,20 +107,6 @@ WARM_STARTS: Final = Described(
     ("result",),
 )
 
-RECORDED: Final = (
-    RPC_SECONDS,
-    RPCS_RUNNING,
-    START_STEP_SECONDS,
-    PULL_SECONDS,
-    PULL_BYTES,
-    PULLS_RUNNING,
-    IMAGES_REMOVED,
-    RECONCILE_SECONDS,
-    LEAKS,
-    EXITS,
-    WARM_STARTS,
-)
-
 # --- of the proxy
 
 PROXY_SECONDS: Final = Described(
@@ -145,29 +132,14 @@ PROXY_RUNTIME_SECONDS: Final = Described(
 PROXY_UP: Final = Described(
     "virtshim_proxy_runtime_up", "gauge", "1 for a runtime that answered its last call.", ("runtime",)
 )
-OF_PROXY: Final = (
-    PROXY_SECONDS,
-    PROXY_ADDED,
-    PROXY_RUNTIME_SECONDS,
-    PROXY_UP,
-)
+
+# --- of both
 
 SPANS: Final = Described(
     "virtshim_trace_spans_total",
     "counter",
     "Spans of traces by result: sent, refused (the collector refused them or did not answer) or dropped (too many waited).",
     ("result",),
-)
-OF_BOTH: Final = (SPANS,)
-
-# Made by prometheus-client's ProcessCollector.
-OF_PROCESS: Final = (
-    Described("process_cpu_seconds_total", "counter", "CPU time of the daemon."),
-    Described("process_max_fds", "gauge", "Limit of open descriptors."),
-    Described("process_open_fds", "gauge", "Open descriptors of the daemon."),
-    Described("process_resident_memory_bytes", "gauge", "Resident memory of the daemon."),
-    Described("process_start_time_seconds", "gauge", "When the daemon was started, in seconds since the epoch."),
-    Described("process_virtual_memory_bytes", "gauge", "Size of the daemon's address space."),
 )
 
 
@@ -201,7 +173,7 @@ def histogram(registry: CollectorRegistry, of: Described) -> Histogram:
     return Histogram(of.name, of.help, of.labels, registry=registry, buckets=of.buckets)
 
 
-class Recorder:
+class Recorder(Meter):
     """Counts for virtshim. Labels come from closed sets: CRI's methods, gRPC's codes, kinds of errors, virtshim's own words."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

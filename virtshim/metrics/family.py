@@ -61,6 +61,14 @@ class LabelledSample:
     value: float
 
 
+def counter(name: str, text: str, read: Callable[[S_contra], Iterable[Sample]], *labels: str) -> Family[S_contra]:
+    return Family(name, Kind.COUNTER, text, read, labels)
+
+
+def gauge(name: str, text: str, read: Callable[[S_contra], Iterable[Sample]], *labels: str) -> Family[S_contra]:
+    return Family(name, Kind.GAUGE, text, read, labels)
+
+
 def of_pod(families: Iterable[Family[SandboxUsage]], use: SandboxUsage) -> list[LabelledSample]:
     sandbox = use.sandbox
     base = ("", sandbox.id.value, "", "", sandbox.key.namespace, sandbox.key.name)
@@ -103,12 +111,11 @@ def _refused(use: SandboxUsage) -> Iterable[Sample]:
 
 
 LIMITS_OF_POD = (
-    Family(
+    counter(
         "virtshim_refused_total",
-        Kind.COUNTER,
         "Requests of the pod that exceeded a limit, since virtshim was started: commands of ExecSync, forwarded connections, "
         "sessions, or URLs for them.",
         _refused,
-        ("limit",),
+        "limit",
     ),
 )

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from virtshim.guest.ports import GuestFilesystem
 from virtshim.metrics import vm_metrics
 from virtshim.metrics.daemons import Described
-from virtshim.metrics.family import LIMITS_OF_POD, SECOND, Family, Kind, Sample, one
+from virtshim.metrics.family import LIMITS_OF_POD, SECOND, Family, Kind, Sample, counter, gauge, one
 from virtshim.metrics.guest_filesystems import GuestFilesystems
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage, Usage
 from virtshim.metrics.vm_metrics import DEVICES_OF_CONTAINER, DEVICES_OF_POD, PLACEHOLDERS
@@ -232,10 +232,6 @@ class _Scrape(NamedTuple):
     now: float
 
 
-def _gauge(name: str, text: str, read: Callable[[S], Iterable[Sample]], *labels: str) -> Family[S]:
-    return Family(name, Kind.GAUGE, text, read, labels)
-
-
 def _each(values: Mapping[str, float]) -> Iterable[Sample]:
     return [Sample(value, (name,)) for name, value in values.items()]
 
@@ -262,52 +258,52 @@ def _build(found: NodeReading) -> Iterable[Sample]:
 
 
 OF_NODE: Final[tuple[Family[NodeReading], ...]] = (
-    _gauge("virtshim_build_info", "1, with the versions of virtshim and Python.", _build, "version", "python"),
-    _gauge(
+    gauge("virtshim_build_info", "1, with the versions of virtshim and Python.", _build, "version", "python"),
+    gauge(
         "virtshim_up",
         "1 for each part that virtshim needs and that answers: libvirt, network (tapmanager and CNI), database.",
         lambda found: _each(found.up),
         "part",
     ),
-    _gauge("virtshim_vmis", "VMs by phase: creating, created, running, exited ...", lambda it: _each(it.vmis), "phase"),
-    _gauge("virtshim_pods", "Pod sandboxes by state: ready or notready.", lambda it: _each(it.pod_states), "state"),
-    _gauge("virtshim_repairs_unfinished", "Repairs that have not succeeded yet.", lambda found: one(found.unfinished)),
-    _gauge(
+    gauge("virtshim_vmis", "VMs by phase: creating, created, running, exited ...", lambda it: _each(it.vmis), "phase"),
+    gauge("virtshim_pods", "Pod sandboxes by state: ready or notready.", lambda it: _each(it.pod_states), "state"),
+    gauge("virtshim_repairs_unfinished", "Repairs that have not succeeded yet.", lambda found: one(found.unfinished)),
+    gauge(
         "virtshim_store_bytes",
         "Bytes on disk of images, and of containers with their disks.",
         lambda found: _each(found.stores),
         "store",
     ),
-    _gauge(
+    gauge(
         "virtshim_saved_states",
         "VMs that outlive their pods and whose memory is saved.",
         _saved(lambda saved: saved.states),
     ),
-    _gauge("virtshim_saved_bytes", "Bytes of all saved memory.", _saved(lambda saved: saved.bytes)),
-    _gauge(
+    gauge("virtshim_saved_bytes", "Bytes of all saved memory.", _saved(lambda saved: saved.bytes)),
+    gauge(
         "virtshim_saved_bytes_limit",
         "Most bytes that saved memory may take (saved.max_bytes); none without a limit.",
         _saved(lambda saved: saved.limit or None),
     ),
-    _gauge(
+    gauge(
         "virtshim_templates",
         "Guests that have booted and from which other guests start (virtshim.io/warm-start).",
         _templates(lambda kept: kept.templates),
     ),
-    _gauge(
+    gauge(
         "virtshim_template_bytes", "Bytes of memory and disk that all templates take.", _templates(lambda it: it.bytes)
     ),
-    _gauge(
+    gauge(
         "virtshim_template_bytes_limit",
         "Most bytes that all templates may take (templates.max_bytes); 0 allows none.",
         _templates(lambda kept: kept.limit),
     ),
-    Family(
+    counter(
         "virtshim_cni_errors_total",
-        Kind.COUNTER,
         "Runs of CNI plugins that failed or were killed.",
         lambda found: [Sample(it.failures, (it.command, it.plugin)) for it in found.plugin_runs],
-        ("command", "plugin"),
+        "command",
+        "plugin",
     ),
 )
 CNI_SECONDS: Final = Described(
@@ -317,22 +313,22 @@ CNI_SECONDS: Final = Described(
     ("command", "plugin"),
 )
 OF_SCRAPE: Final[tuple[Family[_Scrape], ...]] = (
-    _gauge(
+    gauge(
         "virtshim_scrape_duration_seconds",
         "How long it took to read the numbers of this answer.",
         lambda scrape: one(scrape.taken.seconds if scrape.taken else None),
     ),
-    _gauge(
+    gauge(
         "virtshim_scrape_sample_age_seconds",
         "Age of the numbers of VMs in this answer.",
         lambda scrape: one(max(0.0, scrape.now - scrape.taken.at) if scrape.taken else None),
     ),
-    _gauge(
+    gauge(
         "virtshim_scrape_late",
         "1 if new numbers of VMs were late, so this answer repeats the previous numbers.",
         lambda scrape: one(scrape.is_late),
     ),
-    _gauge(
+    gauge(
         "virtshim_thread_up",
         "1 for each of virtshim's permanent threads that runs, 0 for one that has died: restart virtshim, VMs keep running.",
         lambda _: _each(lasting_threads()),
@@ -341,29 +337,29 @@ OF_SCRAPE: Final[tuple[Family[_Scrape], ...]] = (
 )
 # In addition to VM_FAMILIES, which CRI's answers have too.
 OF_VMS: Final[tuple[Family[_Vm], ...]] = (
-    _gauge(
+    gauge(
         "virtshim_vmi_start_time_seconds",
         "When the VM was started, in seconds since the epoch.",
         lambda vm: one(vm.use.container.status.started_at / SECOND),
     ),
-    _gauge(
+    gauge(
         "virtshim_vmi_trouble",
         "1 for a running VM that makes no progress or lacks something; crictl inspect shows the message.",
         lambda vm: one(bool(vm.use.container.status.trouble)),
     ),
-    _gauge(
+    gauge(
         "virtshim_vm_troubles",
         "Problems of a running VM, by kind; no sample for a kind that the VM does not have.",
         _troubles,
         "kind",
     ),
-    _gauge(
+    gauge(
         "virtshim_vmi_filesystem_capacity_bytes",
         "Size of a file system in the guest, reported by its agent each minute.",
         _filesystems(lambda it: it.total_bytes),
         *("disk_name", "file_system_type", "mount_point"),
     ),
-    _gauge(
+    gauge(
         "virtshim_vmi_filesystem_used_bytes",
         "Used bytes of a file system in the guest, reported by its agent each minute.",
         _filesystems(lambda it: it.used_bytes),

@@ -96,8 +96,9 @@ class WarmStarted:
 Fact = Pulled | Exited | Reconciled | Leftover | ImagesRemoved | WarmStarted
 
 
-class Meter(Protocol):
-    """Called on the thread that does the work, so it must be quick and never raise."""
+class Meter:
+    """This one counts nothing; its subclasses count. Called on the thread that does the work, so it must be quick and never
+    raise."""
 
     def took(self, step: Step, result: str, seconds: float) -> None: ...
 
@@ -164,7 +165,7 @@ class Untraced:
 
     def later(self, name: str) -> Callable[[], None]:
         del name
-        return _nothing
+        return nothing
 
     def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
         return metadata
@@ -172,24 +173,10 @@ class Untraced:
     def close(self) -> None: ...
 
 
-def _nothing() -> None: ...
+def nothing() -> None: ...
 
 
-class _NoMeter:
-    def took(self, step: Step, result: str, seconds: float) -> None: ...
-
-    def call_took(self, method: str, code: str, seconds: float) -> None: ...
-
-    def calls_under_way(self, change: int) -> None: ...
-
-    def pulls_under_way(self, change: int) -> None: ...
-
-    def tell(self, fact: Fact) -> None: ...
-
-    def spans(self, result: str, number: int) -> None: ...
-
-
-_meter: Meter = _NoMeter()
+_meter = Meter()
 _tracer: Tracer = Untraced()
 
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from virtshim.metrics.observed import Call, Metadata, NoCall, kind_of
+from virtshim.metrics.observed import Call, Metadata, NoCall, kind_of, nothing
 from virtshim.metrics.span_sender import Sending, SpanSender
 
 _CONTEXT: Final = TraceContextTextMapPropagator()
@@ -94,7 +94,7 @@ class OtlpTracer:
                 raise
 
     def later(self, name: str) -> Callable[[], None]:
-        return self._tracer.start_span(name).end if _current_is_recorded() else _nothing
+        return self._tracer.start_span(name).end if _current_is_recorded() else nothing
 
     def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
         """`metadata` for an outgoing call that is part of the current call."""
@@ -107,6 +107,3 @@ class OtlpTracer:
 
 def _current_is_recorded() -> bool:
     return trace.get_current_span().is_recording()
-
-
-def _nothing() -> None: ...

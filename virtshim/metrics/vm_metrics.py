@@ -12,7 +12,7 @@ from virtshim.devices.health import DeviceStatus
 from virtshim.devices.resets import DONE
 from virtshim.devices.values import DeviceErrors, PciAddress
 from virtshim.metrics.container_metrics import Read, blocks, cpu, network_families
-from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
+from virtshim.metrics.family import SECOND, Family, Sample, counter, gauge, one
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 from virtshim.model.usage import GuestMemory, VcpuUsage
 
@@ -52,11 +52,11 @@ def _resident(use: ContainerUsage) -> Iterable[Sample]:
 
 
 def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
-    return Family(f"{_PREFIX}_{name}", Kind.COUNTER, text, read, labels)
+    return counter(f"{_PREFIX}_{name}", text, read, *labels)
 
 
 def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
-    return Family(f"{_PREFIX}_{name}", Kind.GAUGE, text, read, labels)
+    return gauge(f"{_PREFIX}_{name}", text, read, *labels)
 
 
 _CPU = (
@@ -160,35 +160,32 @@ def _broken(use: SandboxUsage) -> Iterable[Sample]:
 
 
 DEVICES_OF_CONTAINER = (
-    Family(
+    counter(
         "virtshim_device_fatal_errors_total",
-        Kind.COUNTER,
         "Fatal PCI Express errors of a host device in the VM or behind the same root port, since the kernel found it.",
         _errors(lambda errors: errors.fatal),
-        ("device",),
+        "device",
     ),
-    Family(
+    counter(
         "virtshim_device_nonfatal_errors_total",
-        Kind.COUNTER,
         "Uncorrectable, non-fatal PCI Express errors of a host device in the VM, since the kernel found it.",
         _errors(lambda errors: errors.nonfatal),
-        ("device",),
+        "device",
     ),
 )
 
 DEVICES_OF_POD = (
-    Family(
+    counter(
         "virtshim_device_resets_total",
-        Kind.COUNTER,
         "Resets of a host device of the pod, since virtshim was started: done, failed, or impossible (no reset method).",
         _resets,
-        ("device", "result"),
+        "device",
+        "result",
     ),
-    Family(
+    gauge(
         "virtshim_device_broken",
-        Kind.GAUGE,
         "1 for a host device of the pod whose last reset failed: no VM gets it.",
         _broken,
-        ("device",),
+        "device",
     ),
 )

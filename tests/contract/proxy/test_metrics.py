@@ -9,12 +9,12 @@ import subprocess
 import grpc
 import pytest
 from fakes.cri import Client, refused
+from fakes.described_metrics import OF_PROCESS, OF_PROXY
 from fakes.metrics import one, scraped
 from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime, Refusal
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.metrics.daemons import OF_PROCESS, OF_PROXY
 
 pytestmark = [pytest.mark.proxy, pytest.mark.operator]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 from fakes.cri import Client, refused, served
+from fakes.described_metrics import OF_BOTH, OF_PROCESS, RECORDED
 from fakes.metrics import asked, one, scraped, values
 from fakes.waiting import eventually
 from fakes.world import World
@@ -25,7 +26,6 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured
 from virtshim.config.settings import Metrics
 from virtshim.guest.ports import GuestFilesystem
-from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, RECORDED
 from virtshim.metrics.guest_filesystems import GuestFilesystems
 from virtshim.metrics.metrics_server import MetricsServer
 from virtshim.metrics.node import (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from bench import phases_plot
+from fakes.described_metrics import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
 from fakes.sysfs import FakeSysfs
 
 from virtshim.annotations.parse import KNOWN, parse_vm_options
@@ -20,7 +21,6 @@ from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.devices.grants import NoDevice, Unusable, classify
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.values import CriDevice
-from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
 from virtshim.metrics.node import CNI_SECONDS, OF_NODE, OF_SCRAPE, OF_VMS
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.layout import share_dir

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from fakes.described_metrics import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
 
-from virtshim.metrics.daemons import OF_BOTH, OF_PROCESS, OF_PROXY, RECORDED
 from virtshim.metrics.node import (
     CNI_SECONDS,
     OF_NODE,
