@@ -11,9 +11,8 @@ from typing import Final, Protocol
 
 from virtshim.model.errors import WrongState
 
-# The most connections: any local user can open as many as they like.
-
-# A browser has about six, and one for each page, console and screen that it shows.
+# The most connections, because any local user can open some. A browser has about six, and one for each page, console and screen
+# that it shows.
 MOST: Final = 256
 
 

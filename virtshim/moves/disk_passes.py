@@ -1,5 +1,5 @@
-"""A disk on its way to another node, in passes: the first ones while the guest runs, the last one while it is paused. Each
-pass sends the blocks that are no longer as they were sent, so the last one is short.
+"""Sends a disk to another node in passes. The first passes run while the guest runs, the last one while it is paused. Each pass
+sends the blocks that have changed since they were sent, so the last pass is short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from virtshim.model.errors import Aborted, InternalError, InvalidRequest, Resour
 from virtshim.peers.ports import PeerLink
 
 _BLOCK: Final = 1 << 20
-# A longer one is refused. Its list of blocks has to fit into one message.
+# A longer disk is refused, because its list of blocks must fit into one message.
 _MOST_BLOCKS: Final = 120_000
 # Bytes per second. A node that takes or sends less keeps the VM from other things for too long.
 _SLOWEST: Final = 2 << 20
@@ -38,14 +38,14 @@ class DiskSender:
             self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as exc:
             raise InternalError(f"the root disk {path} cannot be read: {exc.strerror}") from exc
-        # Of each block that the other node has.
+        # The checksum of each block that the other node has.
         self._sums: dict[int, bytes] = {}
 
     def close(self) -> None:
         os.close(self._file)
 
     def send(self, link: PeerLink, timeout: float) -> int:
-        """One pass. Returns how many bytes were sent."""
+        """Sends one pass. Returns how many bytes were sent."""
         size = os.fstat(self._file).st_size
         if size > _BLOCK * _MOST_BLOCKS:
             raise ResourceExhausted(f"the root disk has {size} bytes, and {_BLOCK * _MOST_BLOCKS} can be moved at most")
@@ -100,7 +100,7 @@ class DiskReceiver:
         os.close(self._file)
 
     def receive(self, link: PeerLink, told: dict[str, Any], timeout: float) -> None:
-        """One pass, of which `told` is the message."""
+        """Receives one pass. `told`: the message that announces it."""
         size, blocks = _announced(told)
         if blocks is None:
             raise InvalidRequest(f"node {link.peer}: sent a pass of a disk with impossible blocks")
@@ -117,7 +117,7 @@ class DiskReceiver:
         self._has.update(blocks)
 
     def _refuse_without_room(self, new: Collection[int]) -> None:
-        """The disk may have grown since the other node said what it takes, and that node may be a taken-over one."""
+        """The disk may have grown since the other node said how much it takes, and an attacker may control that node."""
         with self._errors():
             free = self._free()
         if len(new) * _BLOCK + _MARGIN > free:

@@ -1,5 +1,5 @@
-"""What the disks of a saved guest look like. Old memory must not meet a disk that was changed or restored from a backup: the
-guest would write what it remembers over what is there.
+"""Fingerprints of the disks of a saved guest. Old memory must not meet a disk that was changed or restored from a backup, because
+the guest would overwrite the disk with what it remembers.
 
 A disk is too large to be read as a whole, so samples of it are hashed. A change between the samples of a block device is not
 seen. The file system tells whether a file was written to or replaced.
@@ -25,7 +25,7 @@ _SAMPLES: Final = 64
 _SAMPLE: Final = 64 << 10
 # Longest text that the kernel gives for a device's identity.
 _LONGEST: Final = 4096
-# What names a device for good, below its directory in sysfs.
+# Files with the permanent names of a device, below its directory in sysfs.
 _NAMES: Final = ("wwid", "device/wwid", "device/serial", "serial", "dm/uuid")
 
 
@@ -69,8 +69,8 @@ def difference(before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint]
 
 
 def fingerprint(path: str, *, is_file: bool) -> Fingerprint:
-    """Of a block device, or of a file that is a disk. A link to a file is not followed, because a pod's author may put links into
-    a volume. Raises Unavailable."""
+    """The fingerprint of a block device, or of a file that is a disk. A link to a file is not followed, because a pod's author
+    may put links into a volume. Raises Unavailable."""
     try:
         return Fingerprint(*look_at(path, is_file=is_file))
     except OSError as exc:

@@ -1,25 +1,33 @@
-"""Whether a VM of another node can continue here, before anything is started for it. Pure.
+"""Checks whether a VM of another node can continue here, before anything is started for it. Pure.
 
-QEMU would refuse most of what does not fit, too, but only after all of the disk and the memory were copied, and without a
-remedy.
+QEMU itself would refuse most of what does not fit, but without a remedy, and only after the disk and the memory were copied. An
+attacker may control the other node, so its answers are checked, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from virtshim.model.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.network import taps_of
+from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
+from virtshim.moves.values import VmRecord
 from virtshim.vm.guest_needs import GuestNeeds, QemuHere
 
 # Bytes that stay free on the file system, beside the disk.
 _MARGIN: Final = 64 << 20
 # Of an offer as text. A guest's CPU has some hundred features.
 _LONGEST: Final = 64 << 10
+# NICs of one VM.
+_MOST_NICS: Final = 64
+# Of one NIC, and not of a group.
+_MAC: Final = re.compile("[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +151,34 @@ def _version(number: tuple[int, int]) -> str:
 
 def _mib(count: int) -> str:
     return f"{count >> 20} MiB"
+
+
+# --- what the other node says
+
+
+def macs_in(answer: Mapping[str, Any]) -> Mapping[str, str]:
+    found = answer.get("macs")
+    are_macs = isinstance(found, dict) and all(isinstance(one, str) and _MAC.fullmatch(one) for one in found.values())
+    if not isinstance(found, dict) or not are_macs or len(found) > _MOST_NICS or any(len(name) > 15 for name in found):
+        raise InvalidRequest("the other node sent no proper MACs of the virtual machine")
+    return found
+
+
+def refuse_other_macs(vm: VmRecord, sandbox: Sandbox, told: Mapping[str, Any]) -> None:
+    """QEMU keeps the MACs of the stream, whatever they are here."""
+    theirs = macs_in(told)
+    for nic in taps_of(sandbox.network):
+        if theirs.get(nic.name, nic.mac) != nic.mac:
+            raise WrongState(
+                f"the NIC {nic.name} of virtual machine {vm.readable} has the MAC {theirs[nic.name]}, and this node's network "
+                f"insists on {nic.mac}; its frames would be dropped"
+            )
+
+
+def unfit(vm: str, node: str, found: Sequence[str]) -> WrongState:
+    return WrongState(f"virtual machine {vm} cannot move here, and stays on node {node}. {'. '.join(found)}")
+
+
+def paths_in(found: object) -> list[str]:
+    """Empty if they are none."""
+    return found if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else []

@@ -57,7 +57,7 @@ class LastingVms:
             disk_bytes=self.vms.disk_bytes(vm.disk),
             container=user,
             pod=self.records.sandboxes.get(user.sandbox_id) if user is not None else None,
-            lapses_at=self.limits.now.lapses_at(vm.saved) if vm.saved is not None else 0,
+            lapses_at=self.limits.now.until(vm.saved.saved_at) if vm.saved is not None else 0,
         )
 
     def remove(self, namespace: str, name: str, container: str) -> Outcome:

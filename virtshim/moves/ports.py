@@ -29,45 +29,45 @@ class SavedVms(Protocol):
         """Adds or replaces the record. It is on disk on return."""
 
     def begin(self, disk: str) -> str:
-        """The path where the memory is to be written: nothing is there."""
+        """The path to write the memory to. No file is there."""
 
     def flush(self, disk: str) -> None:
-        """The written memory is on disk on return, and not yet the VM's."""
+        """Syncs the written memory. It does not count as the VM's saved memory yet."""
 
     def finish(self, disk: str) -> int:
-        """The written memory becomes the VM's saved one, and is on disk on return. Returns its size in bytes."""
+        """Makes the written memory the VM's saved memory, durably. Returns its size in bytes."""
 
     def fingerprints(
         self, container: Container, seconds: float, leave_off: threading.Event
     ) -> Mapping[str, Fingerprint]:
-        """Of the disks of the container's VM, which does not run: by their paths in the pod, "" for the root disk. `leave_off`:
-        set when the caller gives up. Raises Unavailable (also for a volume that does not answer within `seconds`), Aborted (the
-        caller gave up)."""
+        """The fingerprints of the disks of the container's VM, which is off, by their paths in the pod; "" for the root disk.
+        `leave_off`: set when the caller gives up. Raises Unavailable (also for a volume that does not answer within `seconds`),
+        Aborted (the caller gave up)."""
 
     def root_fingerprint(self, disk: str) -> Fingerprint:
-        """Of the root disk alone. Raises Unavailable."""
+        """The fingerprint of the root disk alone. Raises Unavailable."""
 
     def memory(self, disk: str) -> str:
         """The path of the saved memory."""
 
     def discard(self, disk: str) -> None:
-        """Removes the memory, a half-written one too. No error if there is none."""
+        """Removes the memory, even if it is half written. No error if there is none."""
 
     def forget(self, disk: str) -> None:
-        """Removes the VM's directory, its record last. `RootDisks.delete_pod_disks` comes before. No error if it is gone."""
+        """Removes the VM's directory, its record last. Call `RootDisks.delete_pod_disks` first. No error if it is gone."""
 
     def disk_bytes(self, disk: str) -> int:
-        """What the root disk takes on the node; 0 if there is none."""
+        """The bytes that the root disk takes on the node; 0 if there is none."""
 
     def free_bytes(self) -> int:
-        """The room for memory."""
+        """The bytes that are free for memory."""
 
 
 class StateVolumes(Protocol):
-    """Volumes of pods that VMs are copied to when their pods have stopped. `volume`: its path on the node. `disk`: the name of
-    the VM's root disk. `leave_off`: set when the caller gives up. Errors: WrongState (the volume has something that must not be
-    used, or this node has no key), Unavailable (the volume cannot be read or written, or does not answer), ResourceExhausted (the
-    volume or this node's disk is full), Aborted (the caller gave up)."""
+    """Volumes of pods. When a pod has stopped, its VM is copied to its volume. `volume`: its path on the node. `disk`: the name
+    of the VM's root disk. `leave_off`: set when the caller gives up. Errors: WrongState (the volume has something that must not
+    be used, or this node has no key), Unavailable (the volume cannot be read or written, or does not answer), ResourceExhausted
+    (the volume or this node's disk is full), Aborted (the caller gave up)."""
 
     def check(self) -> None:
         """Raises WrongState if this node has no key."""
@@ -78,7 +78,7 @@ class StateVolumes(Protocol):
 
     def bring(self, volume: str, disk: str, vm: str, leave_off: threading.Event) -> Brought:
         """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
-        the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM is to say."""
+        the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM must say."""
 
     def start(self, volume: str, disk: str, sandbox: SandboxId, leave_off: threading.Event) -> VmRecord:
         """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises

@@ -44,9 +44,18 @@ from virtshim.model.network import taps_of
 from virtshim.model.sandbox import PodKey, Sandbox, owner_of, vm_disk_name
 from virtshim.model.sizing import NodeHardware, may_want_queues, nic_queues
 from virtshim.model.vm import Power
-from virtshim.moves.answers import macs_in, paths_in, refuse_other_macs, unfit
 from virtshim.moves.disk_passes import DiskReceiver, closed_after, wide_pipe
-from virtshim.moves.fitting import Nic, Place, offer_in, other_image, refusals
+from virtshim.moves.fitting import (
+    Nic,
+    Place,
+    macs_in,
+    offer_in,
+    other_image,
+    paths_in,
+    refusals,
+    refuse_other_macs,
+    unfit,
+)
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.restoring import RestoreVm, continuing
 from virtshim.moves.sending import ANSWER, IDLE, LONGEST_PASS, STATE, SYNC
@@ -70,14 +79,14 @@ LONGEST_MEMORY: Final = LONGEST_PASS + SYNC
 MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
 _NEVER_RAN: Final = "its container was stopped before the guest could run here"
-# The other node may be a taken-over one: more passes over a disk than it needs, and the longest state.
+# An attacker may control the other node. Limits: more passes over a disk than any move needs, and the longest state.
 _MOST_PASSES: Final = 32
 _LONGEST_STATE: Final = 64 << 10
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A link to the other node, and what it said. `closing`: closes the link. `links`: this one, and that of the memory."""
+    """A link to the other node, and what that node said. `closing`: closes the link. `links`: this one, and the memory's."""
 
     link: PeerLink
     move: str
@@ -111,7 +120,7 @@ class ReceiveVm:
             opened.closing.close()
 
     def break_off(self, container: ContainerId) -> None:
-        """Ends what waits for the other node. The guest runs on there, unless all of it has arrived."""
+        """Ends all waits for the other node. The guest runs on there, unless all of it has arrived."""
         if (opened := self._opened.get(container)) is not None:
             for link in opened.links:
                 link.close()
@@ -149,7 +158,7 @@ class ReceiveVm:
     # --- before the VM is asked for
 
     def macs(self, pod: PodKey, vm: str, node: str) -> Mapping[str, str]:
-        """Those of the VM's NICs, by the interface in the pod."""
+        """The MACs of the VM's NICs, by the interface in the pod."""
         known = [one for one in self.vms.all() if (one.namespace, one.name) == (pod.namespace, vm)]
         if any(one.is_here for one in known):
             return {}
@@ -177,7 +186,7 @@ class ReceiveVm:
                 created_at=self.restoring.clock.now_ns(),
                 macs=macs_in(answer),
                 arrival=Arrival(node),
-                # Until it has arrived: a node that it left to may still ask, and no other pod may start the VM anew.
+                # Until the VM has arrived: the node that it moved to may still ask, and no other pod may boot it.
                 departure=known.departure if known is not None else None,
             )
         )
@@ -263,7 +272,7 @@ class ReceiveVm:
             raise error
 
     def leave(self, container: ContainerId) -> None:
-        """After a failed start, whatever became of its VM: the guest runs on where it is."""
+        """Call this after a failed start. The guest runs on where it is."""
         if (opened := self._opened.pop(container, None)) is not None:
             opened.closing.close()
 
@@ -424,8 +433,8 @@ class ReceiveVm:
 
     @contextlib.contextmanager
     def _second_link(self, node: str) -> Iterator[PeerLink]:
-        """While the other node has no place for it, it tries again: what has been copied is not thrown away for a moment's
-        questions of other pods."""
+        """Connects for the memory. Tries again while the other node has no place for the connection, so that a moment's questions
+        of other pods do not waste the copied disk."""
         clock = self.restoring.clock
         until = clock.monotonic() + _CONNECT
         with contextlib.ExitStack() as stack:
@@ -501,7 +510,7 @@ class ReceiveVm:
         return bool(outcome == "yes")
 
     def _take(self, container: Container) -> None:
-        """The guest is this node's."""
+        """Lets the guest run here, because it belongs to this node now."""
         restoring = self.restoring
         with restoring.locks.held(container.sandbox_id):
             now = restoring.records.containers.get(container.id)
@@ -521,7 +530,7 @@ class ReceiveVm:
         self.exits.record_if_ended(container.id)
 
     def _go_on(self, container: Container, *, resumed: bool = False) -> None:
-        """Lets a guest run that is this node's. Repeatable. The caller holds the pod's lock."""
+        """Lets a guest of this node run. Repeatable. The caller holds the pod's lock."""
         restoring = self.restoring
         vm = self.vms.get(container.spec.pod_disk)
         state = vm.saved if vm is not None else None
@@ -537,7 +546,7 @@ class ReceiveVm:
             restoring.go_on(container)
 
     def _fail(self, container: Container, move: str, why: str) -> None:
-        """Ends a container whose guest does not run here, and removes what has arrived, which is then in nobody's way."""
+        """Ends a container whose guest does not run here, and removes the parts of the VM that have arrived."""
         message = f"the virtual machine did not arrive from its other node: {why}"
         with self.restoring.locks.held(container.sandbox_id):
             if self._record(container).arrival is None:  # it has arrived after all

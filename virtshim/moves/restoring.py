@@ -118,7 +118,7 @@ class RestoreVm:
         return self.arrived(container)
 
     def arrived(self, container: Container) -> Container:
-        """Removes the state that a VM continues from, which runs already. Returns the container as recorded."""
+        """Removes the saved state of a VM that runs already. Returns the container as recorded."""
         now = container.arrived()
         self.records.containers.replace(now)
         try:
@@ -130,8 +130,8 @@ class RestoreVm:
         return now
 
     def resume(self, container: Container, vm: VmRecord | None, state: SavedState | None) -> None:
-        """If the guest's addresses are no longer its own, its links are unplugged for a moment: without an agent, a DHCP client
-        that watches its link then asks again."""
+        """Resumes the guest. If the pod has other addresses than the guest, unplugs the guest's links for a moment: a DHCP client
+        that watches its link then asks again, even without an agent."""
         if vm is None or state is None or not has_new_addresses(state, vm):
             self.pausing.resume(container.domain_uuid, container.id)
             return

@@ -100,7 +100,9 @@ class SaveVm:
         self._sync(container, min(_SYNC, timeout / 2), hurry or threading.Event())
         self.begin(container, renewing=renewing)
         try:
-            return self._write(container, vm.disk, until, by_operator=by_operator, renewing=renewing, hurry=hurry)
+            disks = self._write(container, vm.disk, until, hurry)
+            with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(vm.disk)):
+                return self._commit(container, vm.disk, disks, by_operator=by_operator, renewing=renewing)
         except ShimError:
             self.go_on(container)
             raise
@@ -178,7 +180,7 @@ class SaveVm:
         taker = self.records.containers.get(taken_by) if taken_by is not None else None
         over = (ContainerPhase.RUNNING, ContainerPhase.EXITED)
         is_used_up = taken_by is not None and (taker is None or taker.phase in over)
-        if is_used_up or (not is_used and now > self.limits.now.lapses_at(vm.saved)):
+        if is_used_up or (not is_used and now > self.limits.now.until(vm.saved.saved_at)):
             without = vm.with_state(None) if is_used_up else vm.lapsed(now)
             try:
                 self.vms.put(without)
@@ -189,7 +191,7 @@ class SaveVm:
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 
     def _forget_unless_used(self, vm: VmRecord, arrival: Arrival, *, is_used: bool) -> None:
-        """Of a VM that did not arrive, nothing is here. The next pod that wants it asks for it again."""
+        """Forgets a VM that did not arrive, because nothing of it is here. The next pod that wants the VM asks for it again."""
         if is_used or arrival.state is not None:
             return
         if vm.departure is not None:
@@ -217,7 +219,7 @@ class SaveVm:
         return vm
 
     def _refuse_without_room(self, container: Container, vm: VmRecord) -> None:
-        """And reserves the room: a node that shuts down saves all its VMs at once."""
+        """Also reserves the room, because a node that shuts down saves all its VMs at once. Raises ResourceExhausted."""
         size = container.status.size
         need = max(size.memory_bytes, size.max_memory_bytes)
         others = sum(one.saved.bytes for one in self.vms.all() if one.saved is not None and one.disk != vm.disk)
@@ -262,15 +264,9 @@ class SaveVm:
             self.records.containers.replace(found.arrived().with_saving(saving=True, renewing=renewing))
 
     def _write(
-        self,
-        container: Container,
-        disk: str,
-        until: float,
-        *,
-        by_operator: bool,
-        renewing: bool,
-        hurry: threading.Event | None,
-    ) -> SavedState:
+        self, container: Container, disk: str, until: float, hurry: threading.Event | None
+    ) -> Mapping[str, Fingerprint]:
+        """Pauses the guest and writes its memory. Returns the fingerprints of its disks."""
         own = container.id
         self.pausing.pause(container.domain_uuid, own)
         path = self.vms.begin(disk)
@@ -278,9 +274,7 @@ class SaveVm:
         self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
         self.vms.flush(disk)  # takes long, so without a lock
         left = max(0.1, until - self.clock.monotonic())
-        disks = self.vms.fingerprints(container, left, hurry or threading.Event())
-        with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
-            return self._commit(container, disk, disks, by_operator=by_operator, renewing=renewing)
+        return self.vms.fingerprints(container, left, hurry or threading.Event())
 
     def _commit(
         self,
@@ -300,7 +294,7 @@ class SaveVm:
         try:
             self.vms.put(vm.with_state(state))
         except ShimError:
-            # It may be on disk all the same. If this fails, too, the guest stays paused: its state may count.
+            # The record may be on disk despite the error. If this fails, too, the guest stays paused: its state may count.
             self.vms.put(vm.with_state(None))
             raise
         with self._lock:

@@ -60,7 +60,7 @@ _VM_WAIT: Final = 5.0
 LONGEST_PASS: Final = 600.0
 # Seconds for a guest's memory, and what is left of its disk. The guest is paused for the last part of this.
 _STANDS_STILL: Final = 300.0
-# Moves to one node: each has two of the connections that a node may have here, so more would break each other off.
+# Moves to one node at once. Each takes two of the connections that a node may have here, so more moves would end each other.
 _MOST_AT_ONCE: Final = 2
 # Passes over a disk while the guest runs. They end as soon as one of them sent little: bytes.
 _PASSES: Final = 5
@@ -80,7 +80,7 @@ class AloneWithVm(Protocol):
 
 @dataclass(slots=True)
 class _Move:
-    """A move that is under way. `memory`: where its memory can be read, -1 before and after. `links`: those that it uses."""
+    """A move that is under way. `memory`: the descriptor to read its memory from, -1 before and after. `links`: those in use."""
 
     peer: str
     links: list[PeerLink]
@@ -106,24 +106,24 @@ class Departures:
     disks: RootDisks
 
     def commit(self, container: Container, node: str, move: str) -> None:
-        """The guest is the other node's on return. The caller holds `SaveVm.alone`, and the guest is paused."""
+        """Gives the guest to the other node. The caller holds `SaveVm.alone`, and the guest is paused."""
         saving, disk = self.saving, container.spec.pod_disk
         with saving.locks.held(container.sandbox_id), saving.locks.held_for_all(owner_of(disk)):
             saving.stopped(container)
             self.commit_of(saving.vm(container), node, move)
 
     def commit_of(self, vm: VmRecord, node: str, move: str) -> None:
-        """Of a VM that is off. The caller holds its lock."""
+        """Like `commit`, for a VM that is off. The caller holds the VM's lock."""
         vms, at = self.saving.vms, self.saving.clock.now_ns()
         try:
             vms.put(dataclasses.replace(vm, departure=Departure(node, move, at), saved=None))
         except ShimError:
-            # It may be on disk all the same. If this fails, too, nobody uses the VM here: it may be the other node's.
+            # The record may be on disk despite the error. If this fails, too, nobody uses the VM here: it may have moved.
             vms.put(vm)
             raise
 
     def has_left(self, container: Container) -> bool:
-        """Whether the container's guest is another node's, whatever the container's record says."""
+        """Whether the container's guest belongs to another node now, whatever the container's record says."""
         vm = self.saving.vms.get(container.spec.pod_disk) if container.status.saving else None
         return vm is not None and vm.has_left
 
@@ -184,7 +184,7 @@ class SendVm:
         link.send(answer, ANSWER)
 
     def outcome(self, link: PeerLink, asked: dict[str, Any]) -> None:
-        """Whether a move counts. "no" is the last word: the move never counts later."""
+        """Answers whether a move counts. "no" is final: the move never counts later."""
         move = _text(asked, "move")
         with self._lock:  # before the record is read: a move that ends in between has written it
             is_under_way = move in self._moves
@@ -275,7 +275,7 @@ class SendVm:
 
     @contextlib.contextmanager
     def _root_disk(self, container: Container, mine: _Move) -> Iterator[DiskSender | None]:
-        """None if it is on a volume, which the other node has, too."""
+        """Yields None for a root disk on a volume, which the other node has, too."""
         if container.granted.root_volume is not None:
             yield None
             return
@@ -289,7 +289,7 @@ class SendVm:
                 return
 
     def _send_rest(self, link: PeerLink, container: Container, disk: DiskSender | None, mine: _Move) -> None:
-        """The memory and, once the guest is paused, what is left of the disk. All of it has left this node on return."""
+        """Sends the memory and, once the guest is paused, the rest of the disk. Returns when all of it has left this node."""
         domain, own = container.domain_uuid, container.id
         runs_on = self.streams.can_copy_while_running(domain, own)
         with self._memory_pipe(mine) as write:
@@ -367,7 +367,7 @@ class SendVm:
     # --- below: the move of a VM that is off
 
     def _give_saved(self, link: PeerLink, disk: str, asked: dict[str, Any], move: str, mine: _Move) -> None:
-        """No container of the VM is created here meanwhile."""
+        """Holds the VM's lock, so no container of the VM is created here meanwhile."""
         saving = self.saving
         with saving.locks.held_soon(owner_of(disk), _VM_WAIT) as held, self._under_way(move, mine):
             if not held:

@@ -254,7 +254,7 @@ class StateVolumeFiles:
     def _fetch(self, place: _Place, disk: str, there: VolumeRecord, now: OnVolume, lost: str) -> None:
         assert there.record is not None
         saved = there.record.saved
-        has_lapsed = saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(saved)
+        has_lapsed = saved is not None and self.clock.now_ns() > self.limits.now.until(saved.saved_at)
         with_memory = there.is_complete and not has_lapsed
         wanted = {name: file for name, file in there.files.items() if with_memory or name != MEMORY_FILE}
         if any(not _is_state(name) for name in wanted):

@@ -33,12 +33,8 @@ class SavedLimits:
     most: int = 0
     key_file: str = ""
 
-    def lapses_at(self, state: SavedState) -> int:
-        """Nanoseconds since the epoch."""
-        return self.until(state.saved_at)
-
     def until(self, since: int) -> int:
-        """When files that are unused since then go. Nanoseconds since the epoch."""
+        """When files that nobody has used since then are discarded. Both in nanoseconds since the epoch."""
         return since + int(self.keep * 10**9)
 
 
@@ -66,11 +62,11 @@ class SavedState:
     by_operator: bool = False
     # Whether its own container continues from it, in a new QEMU.
     renewing: bool = False
-    # Its disks by their paths in the pod, "" for the root disk. Empty in records of versions that did not have it.
+    # Fingerprints of its disks by their paths in the pod, "" for the root disk. Empty in records of versions without the field.
     disks: Mapping[str, Fingerprint] = field(default_factory=dict)
-    # What its guest has, as `VmRecord.addresses`. Empty in records of versions that did not have it.
+    # The guest's addresses, as in `VmRecord.addresses`. Empty in records of versions without the field.
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Where its definition has the files of its container and of its VM. Empty in records of versions that did not have it.
+    # The directories of its container and of its VM in its definition. Empty in records of versions without the field.
     directories: tuple[str, ...] = ()
 
 
@@ -91,20 +87,19 @@ class OnVolume:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Of a VM that another node has, and this one is to get. `node`: the other one's name."""
+    """A VM that another node has and this node will get. `node`: the name of the other node."""
 
     node: str
     # The random name of the last attempt, "" before the first one.
     move: str = ""
-    # What the guest was like when all of it was on this node's disk. From then on, only the other node knows whether the guest
-    # may run here.
+    # The guest's state when all of the VM had arrived on this node's disk. From then on, only the other node knows whether the
+    # guest may run here.
     state: SavedState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Of a VM that has moved to another node: it never runs here again, unless it comes back. `at`: nanoseconds since the
-    epoch."""
+    """A VM that has moved to another node. It never runs here again, unless it comes back. `at`: nanoseconds since the epoch."""
 
     node: str
     move: str
@@ -113,14 +108,14 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class VmRecord:
-    """`disk`: the name of its root disk, which is the identity. `macs`: of its NICs, by the name of the interface in the
-    pod. `addresses`: those that its last pod had there, as CIDRs."""
+    """`disk`: the name of its root disk, which is the identity. `macs`: the MACs of its NICs, by the name of the interface in the
+    pod. `addresses`: the addresses that its last pod had there, as CIDRs."""
 
     disk: str
     namespace: str
     name: str
     container: str
-    # Of the image under its root disk.
+    # The digest of the image under its root disk.
     image: ImageDigest
     created_at: int
     macs: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +126,7 @@ class VmRecord:
     volume: OnVolume = OnVolume()
     # What this node does not have of the VM, because it ran elsewhere. "" once a container's log says so.
     lost: str = ""
-    # Neither is set if the VM is here; both, while it is to come back.
+    # If the VM is here, neither is set. While it comes back to this node, both are set.
     arrival: Arrival | None = None
     departure: Departure | None = None
 
@@ -141,7 +136,7 @@ class VmRecord:
 
     @property
     def has_left(self) -> bool:
-        """Whether it is another node's, and no pod here has asked for it since."""
+        """Whether the VM has moved to another node, and no pod here has asked for it since."""
         return self.departure is not None and self.arrival is None
 
     @property
@@ -169,13 +164,13 @@ class VmRecord:
         return dataclasses.replace(self, arrival=None, departure=None, saved=state, lost=lost)
 
     def booted(self) -> VmRecord:
-        """Without a state, and with nothing left to say about one."""
+        """The record after a boot: without a saved state, and without messages about one."""
         return dataclasses.replace(self, saved=None, lapsed_at=0, lost="")
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """Of a VM that a state volume knows."""
+    """What a state volume says about a VM."""
 
     volume: OnVolume = OnVolume()
     lost: str = ""
@@ -183,13 +178,13 @@ class Brought:
 
 def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     """The state that this container's VM continues from. CRI gives no reason for a stop, so a container that is started
-    again in the sandbox where it was saved boots: somebody wants it restarted. If an operator saved it, that is not so."""
+    again in the sandbox where it was saved boots: somebody wants it restarted. If an operator saved it, it continues."""
     state = vm.saved if vm is not None else None
     if state is None or state.taken_by is not None or container.sandbox_id == state.failed_in:
         return None
     if container.sandbox_id == state.sandbox and not state.by_operator:
         return None
-    if state.renewing and container.spec.empty_disks:  # those that it knows went with its container
+    if state.renewing and container.spec.empty_disks:  # the guest's empty disks went with its container
         return None
     return state
 
@@ -237,7 +232,8 @@ def refuse_unsavable(
 
 
 def without_foreign_macs(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
-    """Without its state if the guest's NICs had other MACs on the node that saved it: its frames would be dropped here."""
+    """The record without its saved state, if the guest's NICs had other MACs on the node that saved it: this node would drop the
+    guest's frames. Otherwise the record as it is."""
     other = [nic for nic in taps_of(sandbox.network) if vm.macs.get(nic.name, nic.mac) != nic.mac]
     if vm.saved is None or not other:
         return vm
@@ -256,5 +252,5 @@ def with_nics(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
 
 
 def has_new_addresses(state: SavedState, vm: VmRecord) -> bool:
-    """Whether a guest that continues from the state does not have the addresses of its pod, whose `vm` is."""
+    """Whether a guest that continues from the state has other addresses than its pod. `vm`: the record of the pod's VM."""
     return any(vm.addresses.get(name, had) != had for name, had in state.addresses.items())

@@ -49,8 +49,8 @@ _ODD = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR})
 
 
 class Tasks:
-    """Of one VM's directory on a volume. Follows no link there, because tenants may put some there. The orders `volume` and
-    `lock` come before all others of a directory."""
+    """Tasks in one VM's directory on a volume. They follow no link there, because tenants may put links there. The orders
+    `volume` and `lock` come first."""
 
     _root = -1
     _name = ""
@@ -60,7 +60,7 @@ class Tasks:
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def lock(self, name: str, make: bool) -> bool:
-        """Keeps other nodes away while this process lives. False if one is there. `make`: makes the directory. Without a
+        """Keeps other nodes away while this process lives. False if another node is there. `make`: makes the directory. Without a
         directory there is nothing to protect."""
         self._name = name
         try:
@@ -77,7 +77,7 @@ class Tasks:
         return True
 
     def read(self) -> str | None:
-        """The record in base64, and a byte of what is too much; None if there is none."""
+        """The record in base64; one that is too long has one byte more than allowed. None if there is no record."""
         try:
             with self._inside() as inside, _opened_file(_RECORD, inside) as file:
                 return base64.b64encode(file.read(_LONGEST + 1)).decode()
@@ -145,7 +145,7 @@ class Tasks:
                     self._remove_folder(name)
 
     def fingerprint(self, path: str, is_file: bool) -> tuple[int, str, int, str]:
-        """Of a disk on another volume: the fields of `Fingerprint`."""
+        """The fields of the `Fingerprint` of a disk on another volume."""
         return look_at(path, is_file=is_file)
 
     def _remove_folder(self, name: str) -> None:

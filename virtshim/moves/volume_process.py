@@ -1,5 +1,5 @@
-"""Uses volumes by a process of its own, because a volume whose server is gone hangs whatever looks at it
-(`virtshim.moves.volume_child`). The process is killed when it has done nothing for some time, or when the caller gives up.
+"""Uses volumes through a separate process (`virtshim.moves.volume_child`), because any access to a volume hangs if its server is
+gone. The process is killed when it has made no progress for some time, or when the caller gives up.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class VolumeProcess:
 
 @contextlib.contextmanager
 def volume_process(volume: str, leave_off: threading.Event, patience: float) -> Iterator[VolumeProcess]:
-    """Nothing of it is left afterwards, unless the kernel cannot kill it while the volume hangs. Raises InternalError."""
+    """Runs the process within the block. Afterwards it is gone, unless the kernel cannot kill it while the volume hangs. Raises
+    InternalError."""
     with piped([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(os.getpid())]) as child:
         yield VolumeProcess(child, volume, leave_off, patience)
 
@@ -130,7 +131,7 @@ class VolumePlace:
             raise Unavailable("another node uses the VM's state volume now; a retry may succeed")
 
     def read(self) -> bytes | None:
-        """The record, and a byte of what is too much."""
+        """The record; one that is too long has one byte more than allowed."""
         found = self.asked.ask("read")
         return None if found is None else base64.b64decode(found)
 
@@ -185,7 +186,7 @@ def opened_volume(path: str, leave_off: threading.Event) -> Iterator[VolumePlace
 
 
 def volume_fingerprint(path: str, seconds: float, leave_off: threading.Event, *, is_file: bool) -> Fingerprint:
-    """As `fingerprint`, of a disk on a volume, which may hang: then it raises Unavailable after `seconds`. Raises also Aborted,
+    """Like `fingerprint`, for a disk on a volume, which may hang. Raises Unavailable, at the latest after `seconds`, Aborted,
     InternalError."""
     with volume_process(path, leave_off, seconds) as asked:
         try:

@@ -19,7 +19,7 @@ from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 
-# Neither may the key's group write, nor anybody else do anything.
+# The key's group must not write it, and others must not access it at all.
 _OPEN_TO_OTHERS: Final = 0o137
 _OF_GROUP: Final = 0o040
 # ClientHello, the server's answer with both requests, the client's certificate, its verification.
@@ -47,8 +47,8 @@ class OwnCertificate:
 
 
 class PeerCertificates:
-    """Connections use what the files had at their beginning. While new files cannot be used, as in the middle of their
-    replacement, the former ones hold, and the log says so."""
+    """A connection uses the content that the files have when it begins. While new files cannot be used, for example in the middle
+    of their replacement, the former content applies, and the log says so."""
 
     def __init__(self, files: PeerFiles) -> None:
         self._files = files
@@ -122,7 +122,7 @@ def read_certificate(files: PeerFiles) -> OwnCertificate:
 
 
 def reason(error: OSError) -> str:
-    """Of a failed handshake or connection, in a few words."""
+    """Why a handshake or connection failed, in a few words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     if isinstance(error, ssl.SSLError) and error.reason:

@@ -41,7 +41,7 @@ _REFUSE: Final = 5.0
 _LINGER: Final = 2.0
 # What TLS works on at once; it fits into a processor's cache.
 _PIECE: Final = 128 << 10
-# By kind; the classes of this module alone, because others may take more than a text.
+# The error classes by kind. Only those of this module, because others may take more arguments than a text.
 _CLASSES: Final = {
     one.kind.value: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ShimError)
 }
@@ -144,7 +144,7 @@ class TlsLink:
                 self._store(sink, content[:size], idle)
 
     def _next(self, source: int, content: memoryview, idle: float) -> int:
-        """Reads a chunk from the source, and meanwhile hears the peer, which only says something here to refuse."""
+        """Reads a chunk from the source. Meanwhile listens to the peer, which sends something here only to refuse."""
         waiting = select.poll()
         waiting.register(source, select.POLLIN)
         waiting.register(self._socket, select.POLLIN)
@@ -284,7 +284,7 @@ def _framed(kind: bytes, message: Mapping[str, object]) -> bytes:
 
 
 def _left(until: float) -> float:
-    """Raises TimeoutError, also if there is always a byte more."""
+    """The seconds that are left. Raises TimeoutError, even if the peer keeps sending single bytes."""
     if (left := until - time.monotonic()) <= 0:
         raise TimeoutError("the time is over")
     return left

@@ -74,7 +74,7 @@ class PeerServer:
         self._places = PodPlaces(_PLACES)
         self._threads = threading.Semaphore(_THREADS)
         self._open: dict[socket.socket, threading.Thread] = {}
-        # Those without a place yet, the oldest first, and from where they are.
+        # Connections without a place yet, the oldest first, and the address that each comes from.
         self._strangers: dict[socket.socket, str] = {}
         self._trouble = TroubleLog(log, "peers.serving")
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
