@@ -114,7 +114,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         NIC_MODEL,
         "nic_model",
         NicModel.VIRTIO,
-        "the model of the pod's NICs, for guests without virtio drivers. Devices of the host keep theirs",
+        "the model of the pod's NICs, for guests without virtio drivers. Devices of the host keep their own model",
     ),
     _choice(
         VIDEO,

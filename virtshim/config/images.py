@@ -29,7 +29,7 @@ def _prefix(text: str) -> str:
 
 
 class ImagePolicy(Section):
-    """[[images.policy]]: what images must fulfil, depending on their origin."""
+    """[[images.policy]]: requirements for images, by their origin."""
 
     prefix: str = setting(
         "",
@@ -101,15 +101,15 @@ class Images(Section):
     )
     translations_dir: PathText = setting(
         "/etc/virtshim/images",
-        "directory of Virtlet image translation files, where the agent also mirrors VirtletImageMapping objects",
+        "directory of Virtlet image translation files, to which the agent copies VirtletImageMapping objects",
         reload=True,
-        why="beside the settings file; each pull reads the files anew",
+        why="beside the settings file; each pull reads the files again",
     )
     registry_hosts_dir: PathText = setting(
         "/etc/containerd/certs.d",
         "mirrors and certificates of registries: hosts.toml files as for containerd",
         reload=True,
-        why="containerd's path, so that containers and VMs share one set; each pull reads the files anew",
+        why="containerd's path, so that containers and VMs share one set; each pull reads the files again",
     )
     insecure_registries: tuple[str, ...] = setting(
         (),

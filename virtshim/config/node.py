@@ -191,7 +191,7 @@ class Peers(Section):
 
     listen: AddressText = setting(
         "",
-        "address on which other nodes are served; empty: none",
+        "address on which this node serves other nodes; empty: it serves none",
         allowed="IP address and port, such as `0.0.0.0:10017`, or empty",
         why="a node serves no others until its operator has given it a certificate",
     )
@@ -215,7 +215,7 @@ class Peers(Section):
         "certificates of the CA that signs all nodes' certificates, and nothing else",
         allowed=_PATH_OR_EMPTY,
         pattern="^(/|$)",
-        why="as `certificate`. Whoever has a certificate of this CA is a node",
+        why="as `certificate`. Anyone with a certificate of this CA can act as a node",
     )
     addresses: dict[str, str] = setting(
         {},
@@ -326,7 +326,7 @@ class Shares(Section):
         "passt program, for pods with containers beside their VM; default: /usr/bin/passt",
         allowed="path, or empty",
         reload=True,
-        why="distributions have it there; its AppArmor profile holds for this path only",
+        why="distributions have it there; its AppArmor profile applies only to this path",
     )
 
 
