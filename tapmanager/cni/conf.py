@@ -28,7 +28,7 @@ _UNSAID = "0.2.0"
 _FAMILIES = (("ip4", "4"), ("ip6", "6"))
 
 
-def versions_chosen(raw: Json) -> str:
+def _chosen_version(raw: Json) -> str:
     """The newest version that both the network (`cniVersion`, and `cniVersions` of CNI 1.1) and tapmanager support. Raises
     BadField."""
     several = texts(raw, "cniVersions", "network")
@@ -41,17 +41,7 @@ def versions_chosen(raw: Json) -> str:
     return spoken[-1]
 
 
-def versions_has_status(version: str) -> bool:
-    """Whether the version has STATUS and GC."""
-    return version == _IN_ORDER[-1]
-
-
-def versions_has_result_at_del(version: str) -> bool:
-    """Whether DEL gets the result of ADD, which it does from 0.4.0 on."""
-    return _IN_ORDER.index(version) >= _IN_ORDER.index("0.4.0")
-
-
-def versions_converted(result: Json, version: str) -> Json:
+def converted(result: Json, version: str) -> Json:
     """The result in the form of that version. An invalid result stays unchanged, so that its reader reports the fault."""
     if version in _FAMILY_BY_NAME:
         found = result if _is_by_family(result) else _by_family(result)
@@ -139,8 +129,8 @@ class NetworkConf:
 
     @property
     def has_status(self) -> bool:
-        """Whether the plugins support STATUS and GC, as CNI 1.1 does."""
-        return versions_has_status(self.version)
+        """Whether the plugins support STATUS and GC, which CNI 1.1 added."""
+        return self.version == _IN_ORDER[-1]
 
     def can(self, capability: str) -> bool:
         """Whether a plugin of the chain has this capability."""
@@ -173,7 +163,7 @@ def parse_conf(data: bytes | str) -> NetworkConf:
 
 def conf_from_json(raw: Json) -> NetworkConf:
     """Raises BadField."""
-    version = versions_chosen(raw)
+    version = _chosen_version(raw)
     name = text(raw, "name", "network")
     if not _NAME.fullmatch(name):
         raise BadField(f"network.name: {name[:60]!r}: must be letters, digits, _ . -, beginning with a letter or digit")
@@ -238,7 +228,7 @@ def stdin(conf: NetworkConf, plugin: Json, pod: Pod, previous: Json | None) -> b
     derived: dict[str, object] = {**plugin, "cniVersion": conf.version, "name": conf.name}
     derived.pop("prevResult", None)
     if previous is not None:
-        derived["prevResult"] = versions_converted(previous, conf.version)
+        derived["prevResult"] = converted(previous, conf.version)
     runtime = _runtime_config(plugin, pod)
     if runtime:
         derived["runtimeConfig"] = runtime
@@ -280,8 +270,8 @@ def _bandwidth(asked: Bandwidth) -> dict[str, int]:
 
 
 def result_for_del(conf: NetworkConf, result: Json | None) -> Json | None:
-    """The result of ADD for DEL, in the network's version; None if DEL gets none."""
-    return result if versions_has_result_at_del(conf.version) else None
+    """The result of ADD for DEL, which gets it from CNI 0.4.0 on; else None."""
+    return result if _IN_ORDER.index(conf.version) >= _IN_ORDER.index("0.4.0") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from ipaddress import IPv4Address
 
 from tapmanager.dhcp import packet
 from tapmanager.dhcp.packet import (
-    FRAME_BROADCAST_IP,
-    FRAME_BROADCAST_MAC,
-    FRAME_CLIENT_PORT,
-    FRAME_SERVER_PORT,
+    BROADCAST_IP,
+    BROADCAST_MAC,
+    CLIENT_PORT,
+    SERVER_PORT,
     Datagram,
     Message,
     build_frame,
-    frame_parse,
+    parse_frame,
 )
 from tapmanager.network_values import Dns
 from tapmanager.pod import Nic, Route
@@ -90,8 +90,8 @@ def hostname_of(name: str) -> str:
 def answer(data: bytes, lease: Lease) -> bytes | None:
     """The Ethernet frame that answers `data`; None for no answer. Never raises because of the content of `data`."""
     try:
-        datagram = frame_parse(data)
-        if datagram.target_port != FRAME_SERVER_PORT:
+        datagram = parse_frame(data)
+        if datagram.target_port != SERVER_PORT:
             return None
         request = packet.parse(datagram.payload)
     except packet.BadPacket:
@@ -216,12 +216,10 @@ def _framed(request: Message, reply: Message, lease: Lease) -> bytes:
     """RFC 2131, 4.1: to ciaddr if the client has it; else broadcast if asked for, or for a NAK; else to the new address."""
     mac, ip = request.chaddr, reply.yiaddr
     if reply.kind == packet.NAK:
-        mac, ip = FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP
+        mac, ip = BROADCAST_MAC, BROADCAST_IP
     elif request.ciaddr != packet.ANY:
         ip = request.ciaddr
     elif request.flags & packet.BROADCAST_FLAG:
-        mac, ip = FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP
-    datagram = Datagram(
-        lease.server_mac, mac, lease.server, ip, FRAME_SERVER_PORT, FRAME_CLIENT_PORT, packet.build(reply)
-    )
+        mac, ip = BROADCAST_MAC, BROADCAST_IP
+    datagram = Datagram(lease.server_mac, mac, lease.server, ip, SERVER_PORT, CLIENT_PORT, packet.build(reply))
     return build_frame(datagram)

@@ -145,9 +145,7 @@ def _packet_socket(link: str, program: Program) -> socket.socket:
         # After QEMU opens the tap, the kernel installs the tap's queue a moment later, and drops frames until then, such as the
         # answer to a guest that asks at once. So this socket bypasses the queue.
         sock.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
-        with contextlib.suppress(
-            OSError
-        ):  # since Linux 4.20; otherwise each outgoing frame would be copied to this socket
+        with contextlib.suppress(OSError):  # before Linux 4.20 each outgoing frame is copied to this socket
             sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         sock.bind((link, _ETH_P_ALL))
     except BaseException:
@@ -198,9 +196,6 @@ def send_or_lose(sock: socket.socket, data: bytes) -> None:
     """Sends the frame. It is lost if the guest is not there yet or its queue is full; it will be repeated."""
     with contextlib.suppress(OSError):
         sock.send(data)
-
-
-log = logging.getLogger(__name__)
 
 
 def open_nics(entry: Entry, beside: Beside) -> Sequence[GuestNic]:

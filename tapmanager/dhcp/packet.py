@@ -98,23 +98,9 @@ def _read_options(area: bytes, options: dict[int, bytes]) -> None:
 
 def build(message: Message) -> bytes:
     """At least 300 bytes, with options in the mapping's order and long ones split (RFC 3396)."""
-    fixed = _FIXED.pack(
-        message.op,
-        1,
-        6,
-        message.hops,
-        message.xid,
-        message.secs,
-        message.flags,
-        message.ciaddr.packed,
-        message.yiaddr.packed,
-        message.siaddr.packed,
-        message.giaddr.packed,
-        message.chaddr,
-        b"",
-        b"",
-        _COOKIE,
-    )
+    ips = [ip.packed for ip in (message.ciaddr, message.yiaddr, message.siaddr, message.giaddr)]
+    numbers = (message.op, 1, 6, message.hops, message.xid, message.secs, message.flags)
+    fixed = _FIXED.pack(*numbers, *ips, message.chaddr, b"", b"", _COOKIE)
     data = fixed + b"".join(encode_option(code, value) for code, value in message.options.items()) + bytes([_END])
     return data.ljust(_SHORTEST, b"\0")
 
@@ -153,9 +139,9 @@ def encode_routes(routes: list[tuple[ipaddress.IPv4Network, IPv4Address]]) -> by
 
 # UDP over IPv4 over Ethernet, as far as DHCP needs it. Pure: any bytes give a Datagram or BadPacket.
 
-FRAME_BROADCAST_MAC = b"\xff" * 6
-FRAME_BROADCAST_IP = IPv4Address("255.255.255.255")
-FRAME_SERVER_PORT, FRAME_CLIENT_PORT = 67, 68
+BROADCAST_MAC = b"\xff" * 6
+BROADCAST_IP = IPv4Address("255.255.255.255")
+SERVER_PORT, CLIENT_PORT = 67, 68
 _ETHERTYPE_IPV4 = 0x0800
 _UDP = 17
 
@@ -171,7 +157,7 @@ class Datagram:
     payload: bytes
 
 
-def frame_parse(data: bytes) -> Datagram:
+def parse_frame(data: bytes) -> Datagram:
     """Raises BadPacket. Does not check checksums: a guest with checksum offload leaves UDP's to the host, and for a frame
     that never leaves the host nobody fills it in."""
     if len(data) < 14 + 20 or struct.unpack_from("!H", data, 12)[0] != _ETHERTYPE_IPV4:

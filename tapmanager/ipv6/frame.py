@@ -38,7 +38,7 @@ class Packet:
 
 
 def parse(data: bytes) -> Packet:
-    """Raises BadPacket, also for extension headers. Does not check UDP's checksum (see `dhcp.packet.frame_parse`)."""
+    """Raises BadPacket, also for extension headers. Does not check UDP's checksum (see `dhcp.packet.parse_frame`)."""
     start = _ETHERNET + HEADER
     if len(data) < start or struct.unpack_from("!H", data, 12)[0] != _ETHERTYPE:
         raise BadPacket("not IPv6 over Ethernet")
@@ -58,18 +58,10 @@ def build(packet: Packet) -> bytes:
     at = CHECKSUM_AT[packet.protocol]
     bare = packet.payload[:at] + b"\0\0" + packet.payload[at + 2 :]
     total = checksum(_pseudo_header(packet) + bare) or 0xFFFF  # 0 would mean "no checksum"
+    link = packet.target_mac + packet.source_mac + struct.pack("!H", _ETHERTYPE)
     head = struct.pack("!IHBB", 6 << 28, len(bare), packet.protocol, packet.hop_limit)
-    return (
-        packet.target_mac
-        + packet.source_mac
-        + struct.pack("!H", _ETHERTYPE)
-        + head
-        + packet.source.packed
-        + packet.target.packed
-        + bare[:at]
-        + struct.pack("!H", total)
-        + bare[at + 2 :]
-    )
+    addresses = packet.source.packed + packet.target.packed
+    return link + head + addresses + bare[:at] + struct.pack("!H", total) + bare[at + 2 :]
 
 
 def _pseudo_header(packet: Packet) -> bytes:

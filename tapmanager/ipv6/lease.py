@@ -19,49 +19,22 @@ from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address
 from tapmanager.network_values import Dns
 from tapmanager.pod import Nic
 
-# DHCPv6 messages (RFC 8415, RFC 9915) as values and bytes. Pure: any bytes give a Message or BadPacket.
+# DHCPv6 messages as values and bytes: any bytes give a Message or BadPacket.
 
-(
-    MESSAGE_SOLICIT,
-    MESSAGE_ADVERTISE,
-    MESSAGE_REQUEST,
-    MESSAGE_CONFIRM,
-    MESSAGE_RENEW,
-    MESSAGE_REBIND,
-    MESSAGE_REPLY,
-    MESSAGE_RELEASE,
-    MESSAGE_DECLINE,
-    MESSAGE_RECONFIGURE,
-) = range(1, 11)
-MESSAGE_INFORMATION_REQUEST = 11
+SOLICIT, ADVERTISE, REQUEST, CONFIRM, RENEW, REBIND, REPLY, RELEASE, DECLINE, RECONFIGURE = range(1, 11)
+INFORMATION_REQUEST = 11
 
-(
-    MESSAGE_CLIENT_ID,
-    MESSAGE_SERVER_ID,
-    MESSAGE_IA_NA,
-    MESSAGE_IA_TA,
-    MESSAGE_IA_ADDRESS,
-    ASKED,
-    MESSAGE_PREFERENCE,
-    MESSAGE_ELAPSED,
-) = range(1, 9)
-MESSAGE_STATUS, MESSAGE_RAPID_COMMIT, MESSAGE_DNS, MESSAGE_SEARCH, MESSAGE_IA_PD, MESSAGE_REFRESH = (
-    13,
-    14,
-    23,
-    24,
-    25,
-    32,
-)
-MESSAGE_SUCCESS, _, MESSAGE_NO_ADDRESSES, MESSAGE_NO_BINDING, MESSAGE_NOT_ON_LINK, _, MESSAGE_NO_PREFIXES = range(7)
+OPT_CLIENT_ID, OPT_SERVER_ID, OPT_IA_NA, OPT_IA_TA, OPT_IA_ADDRESS, OPT_ASKED, OPT_PREFERENCE, OPT_ELAPSED = range(1, 9)
+OPT_STATUS, OPT_RAPID_COMMIT, OPT_DNS, OPT_SEARCH, OPT_IA_PD, OPT_REFRESH = 13, 14, 23, 24, 25, 32
+STATUS_SUCCESS, _, STATUS_NO_ADDRESSES, STATUS_NO_BINDING, STATUS_NOT_ON_LINK, _, STATUS_NO_PREFIXES = range(7)
 
 # Options that are used here, and that would be ambiguous if they occurred twice.
-_SINGLE = frozenset({MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID, ASKED, MESSAGE_ELAPSED, MESSAGE_RAPID_COMMIT})
-MESSAGE_HEADS = {MESSAGE_IA_NA: 12, MESSAGE_IA_TA: 4, MESSAGE_IA_PD: 12}  # bytes before the options within
+_SINGLE = frozenset({OPT_CLIENT_ID, OPT_SERVER_ID, OPT_ASKED, OPT_ELAPSED, OPT_RAPID_COMMIT})
+HEADS = {OPT_IA_NA: 12, OPT_IA_TA: 4, OPT_IA_PD: 12}  # bytes before the options within
 _ADDRESS = 24  # bytes of an address before the options within
 _DUID = range(3, 131)  # RFC 8415, 11.1: two of its type, and 1 to 128
 # Limits: one client with one address has few of these, and more would not fit into an answer.
-_MOST_ASSOCIATIONS, _MESSAGE_MOST_ADDRESSES = 8, 16
+_MOST_ASSOCIATIONS, _MOST_CLAIMED = 8, 16
 
 Option = tuple[int, bytes]
 
@@ -90,25 +63,25 @@ class Message:
         return next((value for found, value in self.options if found == code), None)
 
 
-def message_parse(data: bytes) -> Message:
+def parse_message(data: bytes) -> Message:
     """Raises BadPacket, also for relayed messages, which have another form."""
-    if len(data) < 4 or not MESSAGE_SOLICIT <= data[0] <= MESSAGE_INFORMATION_REQUEST:
+    if len(data) < 4 or not SOLICIT <= data[0] <= INFORMATION_REQUEST:
         raise BadPacket("not a message between a DHCPv6 client and a server")
-    options = tuple(message_parse_options(data[4:]))
+    options = tuple(parse_options(data[4:]))
     codes = [code for code, _ in options]
     if any(codes.count(code) > 1 for code in _SINGLE):
         raise BadPacket("an option occurs twice that may occur once")
     for code, value in options:
-        if code in (MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID) and len(value) not in _DUID:
+        if code in (OPT_CLIENT_ID, OPT_SERVER_ID) and len(value) not in _DUID:
             raise BadPacket("a bad DUID")
-    associations = tuple(_association(code, value) for code, value in options if code in MESSAGE_HEADS)
+    associations = tuple(_association(code, value) for code, value in options if code in HEADS)
     addresses = sum(len(one.addresses) for one in associations)
-    if len(associations) > _MOST_ASSOCIATIONS or addresses > _MESSAGE_MOST_ADDRESSES:
+    if len(associations) > _MOST_ASSOCIATIONS or addresses > _MOST_CLAIMED:
         raise BadPacket("too many addresses for one client")
     return Message(data[0], data[1:4], options, associations)
 
 
-def message_parse_options(area: bytes) -> Iterator[Option]:
+def parse_options(area: bytes) -> Iterator[Option]:
     at = 0
     while at < len(area):
         if at + 4 > len(area):
@@ -121,36 +94,36 @@ def message_parse_options(area: bytes) -> Iterator[Option]:
 
 
 def _association(kind: int, value: bytes) -> Association:
-    head = MESSAGE_HEADS[kind]
+    head = HEADS[kind]
     if len(value) < head:
         raise BadPacket("an identity association is cut short")
-    inner = [found for code, found in message_parse_options(value[head:]) if code == MESSAGE_IA_ADDRESS]
+    inner = [found for code, found in parse_options(value[head:]) if code == OPT_IA_ADDRESS]
     if any(len(one) < _ADDRESS for one in inner):
         raise BadPacket("an address is cut short")
     return Association(kind, value[:4], tuple(IPv6Address(one[:16]) for one in inner))
 
 
 def build_message(kind: int, transaction: bytes, options: Sequence[Option]) -> bytes:
-    return bytes([kind]) + transaction + message_encode(options)
+    return bytes([kind]) + transaction + encode_options(options)
 
 
-def message_encode(options: Sequence[Option]) -> bytes:
+def encode_options(options: Sequence[Option]) -> bytes:
     return b"".join(struct.pack("!HH", code, len(value)) + value for code, value in options)
 
 
-def message_address_option(address: IPv6Address, seconds: int) -> Option:
+def address_option(address: IPv6Address, seconds: int) -> Option:
     """`seconds`: both preferred and valid lifetime; 0 withdraws the address."""
-    return MESSAGE_IA_ADDRESS, address.packed + struct.pack("!II", seconds, seconds)
+    return OPT_IA_ADDRESS, address.packed + struct.pack("!II", seconds, seconds)
 
 
-def message_status(code: int) -> Option:
-    return MESSAGE_STATUS, struct.pack("!H", code)
+def status_option(code: int) -> Option:
+    return OPT_STATUS, struct.pack("!H", code)
 
 
-def message_association_option(asked: Association, times: tuple[int, int], options: Sequence[Option]) -> Option:
+def association_option(asked: Association, times: tuple[int, int], options: Sequence[Option]) -> Option:
     """`times`: T1 and T2, which IA_TA does not have."""
-    head = asked.iaid if asked.kind == MESSAGE_IA_TA else asked.iaid + struct.pack("!II", *times)
-    return asked.kind, head + message_encode(options)
+    head = asked.iaid if asked.kind == OPT_IA_TA else asked.iaid + struct.pack("!II", *times)
+    return asked.kind, head + encode_options(options)
 
 
 # As for DHCPv4: an address never changes while the guest lives, so a day keeps renewals rare.
@@ -159,8 +132,8 @@ _TIMES = _LEASE_SECONDS // 2, _LEASE_SECONDS * 7 // 8
 # A UUID (RFC 6355), the same on each tap and node, because a guest may resume on another one.
 SERVER_ID = b"\0\4" + uuid.UUID("a7c0a6a2-91f0-5f5b-9d3b-6b1ad1c2f0a4").bytes
 # The highest preference: clients need not wait for other servers, because there are none.
-_FIRST_CHOICE = MESSAGE_PREFERENCE, b"\xff"
-_LEASE_MOST_ADDRESSES = 8
+_FIRST_CHOICE = OPT_PREFERENCE, b"\xff"
+_MOST_ADDRESSES = 8
 _ROOM = frame.LEAST_MTU - frame.HEADER - 8
 
 
@@ -183,7 +156,7 @@ def lease_for(nic: Nic, dns: Dns) -> Lease | None:
     return Lease(
         mac=bytes.fromhex(nic.mac.replace(":", "")),
         server_mac=bytes.fromhex(nic.bridge_mac.replace(":", "")),
-        addresses=found[:_LEASE_MOST_ADDRESSES],
+        addresses=found[:_MOST_ADDRESSES],
         dns=tuple(IPv6Address(server) for server in dns.servers if ":" in server),
         searches=dns.searches,
     )
@@ -196,7 +169,7 @@ def answer(data: bytes, lease: Lease) -> bytes | None:
         if not _is_to_us(packet, lease):
             return None
         port, body = frame.from_udp(packet.payload)
-        request = message_parse(body)
+        request = parse_message(body)
     except BadPacket:
         return None
     reply = reply_to(request, lease) if port == frame.SERVER_PORT else None
@@ -217,108 +190,108 @@ def _is_to_us(packet: Packet, lease: Lease) -> bool:
 def reply_to(request: Message, lease: Lease) -> bytes | None:
     """The reply; None for a message that must not be answered (section 16)."""
     by_kind: dict[int, Callable[[Message, Lease], bytes | None]] = {
-        MESSAGE_SOLICIT: _to_solicit,
-        MESSAGE_REQUEST: _to_request,
-        MESSAGE_CONFIRM: _to_confirm,
-        MESSAGE_RENEW: _to_renewal,
-        MESSAGE_REBIND: _to_renewal,
-        MESSAGE_RELEASE: _to_release,
-        MESSAGE_DECLINE: _to_release,
-        MESSAGE_INFORMATION_REQUEST: _to_information_request,
+        SOLICIT: _to_solicit,
+        REQUEST: _to_request,
+        CONFIRM: _to_confirm,
+        RENEW: _to_renewal,
+        REBIND: _to_renewal,
+        RELEASE: _to_release,
+        DECLINE: _to_release,
+        INFORMATION_REQUEST: _to_information_request,
     }
     return by_kind[request.kind](request, lease) if request.kind in by_kind and _is_valid(request) else None
 
 
 def _is_valid(request: Message) -> bool:
-    server, client = request.get(MESSAGE_SERVER_ID), request.get(MESSAGE_CLIENT_ID)
-    if request.kind == MESSAGE_INFORMATION_REQUEST:
+    server, client = request.get(OPT_SERVER_ID), request.get(OPT_CLIENT_ID)
+    if request.kind == INFORMATION_REQUEST:
         return server in (None, SERVER_ID) and not request.associations
-    names_server = request.kind in (MESSAGE_REQUEST, MESSAGE_RENEW, MESSAGE_RELEASE, MESSAGE_DECLINE)
+    names_server = request.kind in (REQUEST, RENEW, RELEASE, DECLINE)
     return client is not None and server == (SERVER_ID if names_server else None)
 
 
 def _to_solicit(request: Message, lease: Lease) -> bytes:
     """Uses rapid commit if the client asks for it, because no other server would reserve an address in vain."""
     granted = [_granted(asked, request, lease) for asked in request.associations]
-    if request.get(MESSAGE_RAPID_COMMIT) is not None:
-        return _reply(request, MESSAGE_REPLY, [(MESSAGE_RAPID_COMMIT, b""), *granted], _configuration(lease))
-    return _reply(request, MESSAGE_ADVERTISE, [_FIRST_CHOICE, *granted], _configuration(lease))
+    if request.get(OPT_RAPID_COMMIT) is not None:
+        return _reply(request, REPLY, [(OPT_RAPID_COMMIT, b""), *granted], _configuration(lease))
+    return _reply(request, ADVERTISE, [_FIRST_CHOICE, *granted], _configuration(lease))
 
 
 def _to_request(request: Message, lease: Lease) -> bytes:
     """A client that requests an address from an earlier lease is told that this is another link."""
     given = [
-        _refused(asked, MESSAGE_NOT_ON_LINK)
+        _refused(asked, STATUS_NOT_ON_LINK)
         if set(asked.addresses) - set(lease.addresses)
         else _granted(asked, request, lease)
         for asked in request.associations
     ]
-    return _reply(request, MESSAGE_REPLY, given, _configuration(lease))
+    return _reply(request, REPLY, given, _configuration(lease))
 
 
 def _to_renewal(request: Message, lease: Lease) -> bytes:
     """Withdraws addresses that no longer belong to the client."""
     given = [_granted(asked, request, lease, stale=True) for asked in request.associations]
-    return _reply(request, MESSAGE_REPLY, given, _configuration(lease))
+    return _reply(request, REPLY, given, _configuration(lease))
 
 
 def _to_confirm(request: Message, lease: Lease) -> bytes | None:
     named = {address for asked in request.associations for address in asked.addresses}
     if not named:
         return None
-    code = MESSAGE_SUCCESS if named <= set(lease.addresses) else MESSAGE_NOT_ON_LINK
-    return _reply(request, MESSAGE_REPLY, [message_status(code)])
+    code = STATUS_SUCCESS if named <= set(lease.addresses) else STATUS_NOT_ON_LINK
+    return _reply(request, REPLY, [status_option(code)])
 
 
 def _to_release(request: Message, lease: Lease) -> bytes:
     """The address stays the pod's, even if the guest releases it."""
     unknown = [
-        _refused(asked, MESSAGE_NO_BINDING)
+        _refused(asked, STATUS_NO_BINDING)
         for asked in request.associations
         if not set(asked.addresses) & set(lease.addresses)
     ]
-    return _reply(request, MESSAGE_REPLY, [message_status(MESSAGE_SUCCESS), *unknown])
+    return _reply(request, REPLY, [status_option(STATUS_SUCCESS), *unknown])
 
 
 def _to_information_request(request: Message, lease: Lease) -> bytes:
-    refresh = MESSAGE_REFRESH, _LEASE_SECONDS.to_bytes(4, "big")
-    return _reply(request, MESSAGE_REPLY, [refresh], _configuration(lease))
+    refresh = OPT_REFRESH, _LEASE_SECONDS.to_bytes(4, "big")
+    return _reply(request, REPLY, [refresh], _configuration(lease))
 
 
 def _granted(asked: Association, request: Message, lease: Lease, *, stale: bool = False) -> Option:
     """`stale`: also withdraw other addresses of the client."""
-    first = next((one for one in request.associations if one.kind == MESSAGE_IA_NA), None)
+    first = next((one for one in request.associations if one.kind == OPT_IA_NA), None)
     gone = [one for one in asked.addresses if one not in lease.addresses] if stale else []
-    options = [message_address_option(address, 0) for address in gone]
+    options = [address_option(address, 0) for address in gone]
     if asked is first:
-        options = [*(message_address_option(one, _LEASE_SECONDS) for one in lease.addresses), *options]
-        return message_association_option(asked, _TIMES, options)
-    none = MESSAGE_NO_PREFIXES if asked.kind == MESSAGE_IA_PD else MESSAGE_NO_ADDRESSES
-    return message_association_option(asked, (0, 0), [*options, message_status(none)])
+        options = [*(address_option(one, _LEASE_SECONDS) for one in lease.addresses), *options]
+        return association_option(asked, _TIMES, options)
+    none = STATUS_NO_PREFIXES if asked.kind == OPT_IA_PD else STATUS_NO_ADDRESSES
+    return association_option(asked, (0, 0), [*options, status_option(none)])
 
 
 def _refused(asked: Association, code: int) -> Option:
-    return message_association_option(asked, (0, 0), [message_status(code)])
+    return association_option(asked, (0, 0), [status_option(code)])
 
 
 def _configuration(lease: Lease) -> Sequence[Option]:
     """The options, the most important first."""
-    found = [(MESSAGE_DNS, b"".join(server.packed for server in lease.dns))] if lease.dns else []
-    return [*found, *((MESSAGE_SEARCH, name) for domain in lease.searches if (name := encode_search((domain,))))]
+    found = [(OPT_DNS, b"".join(server.packed for server in lease.dns))] if lease.dns else []
+    return [*found, *((OPT_SEARCH, name) for domain in lease.searches if (name := encode_search((domain,))))]
 
 
 def _reply(request: Message, kind: int, must: Sequence[Option], may: Sequence[Option] = ()) -> bytes:
     """`must`, and those of `may` that fit into a packet that every link carries. Domains become one option."""
-    client = request.get(MESSAGE_CLIENT_ID)
-    head = [] if client is None else [(MESSAGE_CLIENT_ID, client)]
-    options = [*head, (MESSAGE_SERVER_ID, SERVER_ID), *must]
-    room = _ROOM - 4 - len(message_encode(options)) - 4
+    client = request.get(OPT_CLIENT_ID)
+    head = [] if client is None else [(OPT_CLIENT_ID, client)]
+    options = [*head, (OPT_SERVER_ID, SERVER_ID), *must]
+    room = _ROOM - 4 - len(encode_options(options)) - 4
     search = b""
     for code, value in may:
-        if code == MESSAGE_SEARCH and len(value) <= room:
+        if code == OPT_SEARCH and len(value) <= room:
             search += value
             room -= len(value)
-        elif code != MESSAGE_SEARCH and len(value) + 4 <= room:
+        elif code != OPT_SEARCH and len(value) + 4 <= room:
             options.append((code, value))
             room -= len(value) + 4
-    return build_message(kind, request.transaction, [*options, (MESSAGE_SEARCH, search)] if search else options)
+    return build_message(kind, request.transaction, [*options, (OPT_SEARCH, search)] if search else options)

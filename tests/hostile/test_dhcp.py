@@ -14,13 +14,13 @@ from tapmanager.dhcp import packet
 from tapmanager.dhcp.lease_plan import Lease, answer
 from tapmanager.dhcp.opened import GuestNic
 from tapmanager.dhcp.packet import (
-    FRAME_BROADCAST_IP,
-    FRAME_BROADCAST_MAC,
-    FRAME_CLIENT_PORT,
+    BROADCAST_IP,
+    BROADCAST_MAC,
+    CLIENT_PORT,
     Datagram,
     Message,
     build_frame,
-    frame_parse,
+    parse_frame,
 )
 
 pytestmark = pytest.mark.hostile
@@ -43,11 +43,11 @@ LEASE = Lease(
 class Node(TwoGuests):
     def answers(self) -> list[bytes]:
         last = in_frame(discover(xid=0xC0FFEE))
-        return self.answers_before(last, lambda sent: packet.parse(frame_parse(sent).payload).xid == 0xC0FFEE)
+        return self.answers_before(last, lambda sent: packet.parse(parse_frame(sent).payload).xid == 0xC0FFEE)
 
     def serves_the_other(self) -> bool:
         self.other.guest.send(in_frame(discover()))
-        offer = packet.parse(frame_parse(self.other.guest.recv(65536)).payload)
+        offer = packet.parse(parse_frame(self.other.guest.recv(65536)).payload)
         return (offer.kind, offer.yiaddr) == (packet.OFFER, LEASE.interface.ip)
 
 
@@ -69,9 +69,7 @@ def with_options(**options: bytes) -> Message:
 
 def in_frame(message: Message | bytes, port: int = 67) -> bytes:
     payload = message if isinstance(message, bytes) else packet.build(message)
-    return build_frame(
-        Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, payload)
-    )
+    return build_frame(Datagram(MAC, BROADCAST_MAC, packet.ANY, BROADCAST_IP, CLIENT_PORT, port, payload))
 
 
 GOOD = in_frame(discover())
@@ -158,7 +156,7 @@ def test_a_strange_request_gets_one_answer_that_fits_a_frame(node: Node, asked: 
     node.hostile.guest.send(in_frame(asked))
     (sent,) = node.answers()
     assert len(sent) <= 1514
-    offer = packet.parse(frame_parse(sent).payload)
+    offer = packet.parse(parse_frame(sent).payload)
     assert (offer.kind, offer.yiaddr, offer.chaddr) == (packet.OFFER, LEASE.interface.ip, MAC)
     assert node.serves_the_other()
 
@@ -168,7 +166,7 @@ def test_a_request_for_another_guests_address_is_refused(node: Node, wanted: str
     kind = {packet.OPT_TYPE: bytes([packet.REQUEST]), packet.OPT_REQUESTED_IP: IPv4Address(wanted).packed}
     node.hostile.guest.send(in_frame(discover(options=kind)))
     (sent,) = node.answers()
-    assert packet.parse(frame_parse(sent).payload).kind == packet.NAK
+    assert packet.parse(parse_frame(sent).payload).kind == packet.NAK
     assert node.serves_the_other()
 
 

@@ -18,15 +18,15 @@ from tapmanager.ipv6 import frame
 from tapmanager.ipv6.announcer import Announcer, Ends
 from tapmanager.ipv6.frame import Packet
 from tapmanager.ipv6.lease import (
-    MESSAGE_ADVERTISE,
-    MESSAGE_CLIENT_ID,
-    MESSAGE_IA_ADDRESS,
-    MESSAGE_IA_NA,
-    MESSAGE_SOLICIT,
+    ADVERTISE,
+    OPT_CLIENT_ID,
+    OPT_IA_ADDRESS,
+    OPT_IA_NA,
+    SOLICIT,
     Lease,
+    address_option,
     build_message,
-    message_address_option,
-    message_encode,
+    encode_options,
 )
 from tapmanager.ipv6.routers import Announcement, Router
 
@@ -48,14 +48,14 @@ def served(tap: Tap) -> GuestNic:
 
 class Node(TwoGuests):
     def answers(self) -> list[bytes]:
-        last = in_frame(b"\x01END" + SOLICIT[4:])
+        last = in_frame(b"\x01END" + SOLICITED[4:])
         return self.answers_before(last, lambda sent: frame.parse(sent).payload[9:12] == b"END")
 
     def serves_the_other(self) -> bool:
-        self.other.guest.send(in_frame(SOLICIT))
+        self.other.guest.send(in_frame(SOLICITED))
         while (packet := frame.parse(self.other.guest.recv(65536))).protocol != frame.UDP:
             pass
-        return packet.payload[8] == MESSAGE_ADVERTISE
+        return packet.payload[8] == ADVERTISE
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def node() -> Iterator[Node]:
         yield found
 
 
-CLIENT = (MESSAGE_CLIENT_ID, b"\0\3\0\1" + MAC)
-IA = (MESSAGE_IA_NA, b"\0\0\0\1" + bytes(8))
-SOLICIT = build_message(MESSAGE_SOLICIT, b"abc", [CLIENT, IA])
+CLIENT = (OPT_CLIENT_ID, b"\0\3\0\1" + MAC)
+IA = (OPT_IA_NA, b"\0\0\0\1" + bytes(8))
+SOLICITED = build_message(SOLICIT, b"abc", [CLIENT, IA])
 
 
 def in_frame(body: bytes) -> bytes:
@@ -83,7 +83,7 @@ def icmp(payload: bytes) -> bytes:
 
 
 ROUTER_SOLICITATION = icmp(b"\x85" + bytes(7))
-GOOD = in_frame(SOLICIT)
+GOOD = in_frame(SOLICITED)
 _IP, _UDP = 14, 54
 
 
@@ -96,8 +96,8 @@ def nested(depth: int) -> bytes:
     """Addresses nested in each other."""
     inner = b""
     for _ in range(depth):
-        inner = message_encode([(MESSAGE_IA_ADDRESS, bytes(24) + inner)])
-    return build_message(MESSAGE_SOLICIT, b"abc", [CLIENT, (MESSAGE_IA_NA, bytes(12) + inner)])
+        inner = encode_options([(OPT_IA_ADDRESS, bytes(24) + inner)])
+    return build_message(SOLICIT, b"abc", [CLIENT, (OPT_IA_NA, bytes(12) + inner)])
 
 
 SILENCED = {
@@ -120,11 +120,11 @@ SILENCED = {
     "from another card": patched(6, 2, 0, 0, 0, 0, 9),
     "to the server alone": patched(_IP + 24, *IPv6Address("fe80::7669:7274:0:0").packed),
     "options of no length without end": in_frame(build_message(1, b"abc", [IA, *[(0, b"")] * 300])),
-    "an option of 65535 bytes": in_frame(SOLICIT + b"\0\x11\xff\xff"),
+    "an option of 65535 bytes": in_frame(SOLICITED + b"\0\x11\xff\xff"),
     "clients upon clients": in_frame(build_message(1, b"abc", [CLIENT] * 60)),
     "associations upon associations": in_frame(build_message(1, b"abc", [CLIENT, *[IA] * 80])),
     "a relay in a relay": in_frame((b"\x0c\0" + bytes(32) + b"\0\x09\0\x20") * 30),
-    "an ending that is not there": in_frame(SOLICIT + b"\0"),
+    "an ending that is not there": in_frame(SOLICITED + b"\0"),
     "an echo": icmp(b"\x80" + bytes(7)),
     "a router's advertisement": icmp(b"\x86" + bytes(15)),
     "a solicitation with an option of no length": icmp(b"\x85" + bytes(7) + b"\1\0" * 100),
@@ -140,7 +140,7 @@ STRANGE = {
     "wants eight of all kinds": in_frame(
         build_message(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
     "has sixteen addresses": in_frame(build_message(6, b"abc", [
-        CLIENT, (3, bytes(12) + message_encode([message_address_option(IPv6Address(n), 9) for n in range(16)]))])),
+        CLIENT, (3, bytes(12) + encode_options([address_option(IPv6Address(n), 9) for n in range(16)]))])),
     "a solicitation with a strange option": icmp(b"\x85" + bytes(7) + b"\xfe\1" + bytes(6)),
 }  # fmt: skip
 
@@ -192,4 +192,4 @@ def test_a_message_is_as_long_as_its_datagram_says(node: Node) -> None:
     """Bytes after it in the frame are padding."""
     node.hostile.guest.send(GOOD + struct.pack("!HH", 1, 65535))
     (answer,) = node.answers()
-    assert frame.parse(answer).payload[8] == MESSAGE_ADVERTISE
+    assert frame.parse(answer).payload[8] == ADVERTISE

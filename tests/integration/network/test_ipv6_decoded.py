@@ -12,16 +12,16 @@ from ipv6_guest import decoded
 from tapmanager.ipv6 import frame, lease, routers
 from tapmanager.ipv6.frame import Packet
 from tapmanager.ipv6.lease import (
-    MESSAGE_CLIENT_ID,
-    MESSAGE_IA_NA,
-    MESSAGE_IA_PD,
-    MESSAGE_IA_TA,
-    MESSAGE_RAPID_COMMIT,
-    MESSAGE_SERVER_ID,
+    OPT_CLIENT_ID,
+    OPT_IA_NA,
+    OPT_IA_PD,
+    OPT_IA_TA,
+    OPT_RAPID_COMMIT,
+    OPT_SERVER_ID,
     Option,
+    address_option,
     build_message,
-    message_address_option,
-    message_encode,
+    encode_options,
 )
 from tapmanager.network_values import WITH_IP, Dns
 from tapmanager.pod import Neighbour, Nic, Route
@@ -40,15 +40,15 @@ DNS = Dns(("fd00::10", "fd00::11"), ("default.svc.cluster.local", "cluster.local
 
 
 def asked(kind: int, *options: Option, server: bool = False) -> bytes:
-    head = [(MESSAGE_CLIENT_ID, b"\0\3\0\1" + MAC), *([(MESSAGE_SERVER_ID, lease.SERVER_ID)] if server else [])]
+    head = [(OPT_CLIENT_ID, b"\0\3\0\1" + MAC), *([(OPT_SERVER_ID, lease.SERVER_ID)] if server else [])]
     body = frame.udp(546, 547, build_message(kind, b"abc", [*head, *options]))
     group = frame.DHCP_SERVERS
     return frame.build(Packet(MAC, frame.group_mac(group), GUEST, group, frame.UDP, body))
 
 
-def ia(*addresses: str, kind: int = MESSAGE_IA_NA, iaid: bytes = b"\0\0\0\1") -> Option:
-    inner = message_encode([message_address_option(IPv6Address(one), 3600) for one in addresses])
-    return kind, iaid + (b"" if kind == MESSAGE_IA_TA else bytes(8)) + inner
+def ia(*addresses: str, kind: int = OPT_IA_NA, iaid: bytes = b"\0\0\0\1") -> Option:
+    inner = encode_options([address_option(IPv6Address(one), 3600) for one in addresses])
+    return kind, iaid + (b"" if kind == OPT_IA_TA else bytes(8)) + inner
 
 
 OWN = r"\(IA_ADDR fd00::5 pltime:86400 vltime:86400\) \(IA_ADDR fd00:1::5 pltime:86400 vltime:86400\)"
@@ -57,10 +57,10 @@ NAMES = r"\(DNS-server fd00::10 fd00::11\) \(DNS-search-list default.svc.cluster
 TIMES = "T1:43200 T2:75600"
 ANSWERS = [
     (asked(1, ia()), rf"advertise .*\(preference 255\) \(IA_NA IAID:1 {TIMES} {OWN}\) {NAMES}"),
-    (asked(1, ia(), (MESSAGE_RAPID_COMMIT, b"")), rf"reply .*\(rapid-commit\) \(IA_NA IAID:1 {TIMES} {OWN}\) {NAMES}"),
+    (asked(1, ia(), (OPT_RAPID_COMMIT, b"")), rf"reply .*\(rapid-commit\) \(IA_NA IAID:1 {TIMES} {OWN}\) {NAMES}"),
     (asked(1, ia(), ia(iaid=b"\0\0\0\2")), r"\(IA_NA IAID:2 T1:0 T2:0 \(status-code NoAddrsAvail\)\)"),
-    (asked(1, ia(), ia(kind=MESSAGE_IA_TA)), r"\(IA_TA IAID:1 \(status-code NoAddrsAvail\)\)"),
-    (asked(1, ia(), ia(kind=MESSAGE_IA_PD)), r"\(IA_PD IAID:1 T1:0 T2:0 \(status-code NoPrefixAvail\)\)"),
+    (asked(1, ia(), ia(kind=OPT_IA_TA)), r"\(IA_TA IAID:1 \(status-code NoAddrsAvail\)\)"),
+    (asked(1, ia(), ia(kind=OPT_IA_PD)), r"\(IA_PD IAID:1 T1:0 T2:0 \(status-code NoPrefixAvail\)\)"),
     (asked(3, ia("fd00::5"), server=True), rf"reply .*\(IA_NA IAID:1 {TIMES} {OWN}\) {NAMES}"),
     (asked(3, ia("fd00::bad"), server=True), r"reply .*\(IA_NA IAID:1 T1:0 T2:0 \(status-code NotOnLink\)\)"),
     (asked(4, ia("fd00::5")), r"reply .*\(status-code Success\)"),

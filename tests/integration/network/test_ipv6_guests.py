@@ -20,7 +20,7 @@ from tap_node import TapNode, sandbox, until
 
 from tapmanager.ipv6 import discovery, frame
 from tapmanager.ipv6.frame import Packet, stand_in_address, stand_in_mac
-from tapmanager.ipv6.lease import MESSAGE_CLIENT_ID, MESSAGE_REPLY, build_message
+from tapmanager.ipv6.lease import OPT_CLIENT_ID, REPLY, build_message
 from tapmanager.links import netns
 
 pytestmark = pytest.mark.network
@@ -272,7 +272,7 @@ def advertisement(mac: bytes, source: IPv6Address) -> bytes:
 
 
 def dhcp(mac: bytes, source: IPv6Address, target: IPv6Address, from_port: int, to_port: int) -> bytes:
-    body = frame.udp(from_port, to_port, build_message(MESSAGE_REPLY, MARK[:3], [(MESSAGE_CLIENT_ID, MARK)]))
+    body = frame.udp(from_port, to_port, build_message(REPLY, MARK[:3], [(OPT_CLIENT_ID, MARK)]))
     return frame.build(Packet(mac, frame.group_mac(target), source, target, frame.UDP, body))
 
 

@@ -19,7 +19,7 @@ from toy_guest import ToyGuest
 
 from tapmanager import protocol
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, build_frame
+from tapmanager.dhcp.packet import BROADCAST_IP, BROADCAST_MAC, Datagram, build_frame
 from tapmanager.ipv6 import discovery
 from tapmanager.ipv6 import frame as ipv6
 
@@ -280,14 +280,10 @@ def test_a_network_without_addresses_passes_outside_dhcp_but_the_first_one_does_
         first.boot()
         gateway = IPv4Address(f"{networks.node.subnet}.1")
         first.ping(first.resolve(gateway), gateway)
-        asked = build_frame(
-            Datagram(second.mac, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"WHO" * 90)
-        )
+        asked = build_frame(Datagram(second.mac, BROADCAST_MAC, packet.ANY, BROADCAST_IP, 68, 67, b"WHO" * 90))
         second.send(asked)
         until(lambda: any(b"WHO" in data for data in received(lan)), what="the request on the second network")
-        answer = Datagram(
-            b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), FRAME_BROADCAST_IP, 67, 68, b"YOU" * 90
-        )
+        answer = Datagram(b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), BROADCAST_IP, 67, 68, b"YOU" * 90)
         lan.send(build_frame(answer))
         second.wait_for(lambda data: b"YOU" in data)
         router = IPv6Address("fe80::1")

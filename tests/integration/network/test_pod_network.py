@@ -18,7 +18,7 @@ from tap_node import PLUGINS, TapNode, sandbox, until
 
 from tapmanager import protocol
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, Datagram, build_frame
+from tapmanager.dhcp.packet import BROADCAST_IP, Datagram, build_frame
 
 pytestmark = pytest.mark.network
 
@@ -148,7 +148,7 @@ def test_a_flood_of_garbage_from_one_guest_does_not_stop_dhcp_for_others(tap_nod
     first, second = sandbox(), sandbox()
     one, two = tap_node.attach(first), tap_node.attach(second)
     with tap_node.guest(first, one) as bad, tap_node.guest(second, two) as good:
-        noise = build_frame(Datagram(bad.mac, b"\xff" * 6, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"\x01" * 300))
+        noise = build_frame(Datagram(bad.mac, b"\xff" * 6, packet.ANY, BROADCAST_IP, 68, 67, b"\x01" * 300))
         for _ in range(2000):
             bad.send(noise)
         over = threading.Event()
@@ -178,7 +178,7 @@ def test_dhcp_never_crosses_between_guest_and_network(tap_node: TapNode) -> None
         guest.boot()
         gateway = IPv4Address(f"{tap_node.subnet}.1")
         mac = guest.resolve(gateway)
-        rogue = Datagram(mac, guest.mac, gateway, FRAME_BROADCAST_IP, 67, 68, b"ROGUE" * 60)
+        rogue = Datagram(mac, guest.mac, gateway, BROADCAST_IP, 67, 68, b"ROGUE" * 60)
         port = next(iter(tap_node.ports()))
         with sniffer(port) as wire:
             wire.send(build_frame(rogue))

@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Self
 
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, Message, build_frame, frame_parse
+from tapmanager.dhcp.packet import BROADCAST_IP, BROADCAST_MAC, Datagram, Message, build_frame, parse_frame
 
 _VNET_HDR = bytes(10)
 _NEEDS_CSUM = 1
@@ -116,12 +116,10 @@ class ToyGuest:
         xid = int.from_bytes(os.urandom(4), "big")
         options = {packet.OPT_TYPE: bytes([kind]), **more.pop("options", {})}
         message = Message(packet.BOOTREQUEST, xid, self.mac, options=options, **more)
-        data = build_frame(
-            Datagram(self.mac, FRAME_BROADCAST_MAC, source, FRAME_BROADCAST_IP, 68, 67, packet.build(message))
-        )
+        data = build_frame(Datagram(self.mac, BROADCAST_MAC, source, BROADCAST_IP, 68, 67, packet.build(message)))
         header = struct.pack("=BBHHHH", _NEEDS_CSUM, 0, 0, 0, 34, 6) if offload else _VNET_HDR
         found = self.ask(data, lambda answer: is_answer(answer, xid), header)
-        datagram = frame_parse(found)
+        datagram = parse_frame(found)
         return datagram, packet.parse(datagram.payload)
 
     def boot(self) -> Message:
@@ -173,7 +171,7 @@ class ToyGuest:
 
 def is_answer(data: bytes, xid: int) -> bool:
     try:
-        datagram = frame_parse(data)
+        datagram = parse_frame(data)
         return datagram.target_port == 68 and packet.parse(datagram.payload).xid == xid
     except packet.BadPacket:
         return False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.cni.conf import conf_from_json, versions_converted
+from tapmanager.cni.conf import conf_from_json, converted
 from tapmanager.cni.result import parse_result
 from tapmanager.fields import BadField
 
@@ -72,11 +72,11 @@ def test_unsupported_versions_are_refused_by_name(said: dict[str, object], words
 @pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
 def test_a_list_of_addresses_has_families_if_the_version_has_them(result: dict[str, object], version: str) -> None:
     wanted = PLAIN if version in ("1.0.0", "1.1.0") else WITH_FAMILY
-    assert versions_converted(result, version) == {**wanted, "cniVersion": version}
+    assert converted(result, version) == {**wanted, "cniVersion": version}
 
 
 def test_a_result_of_the_oldest_version_becomes_a_list() -> None:
-    found = versions_converted(BY_FAMILY, "1.0.0")
+    found = converted(BY_FAMILY, "1.0.0")
     without_interface = [{key: ip[key] for key in ip if key != "interface"} for ip in PLAIN["ips"]]
     wanted = {**PLAIN, "cniVersion": "1.0.0", "ips": without_interface}
     del wanted["interfaces"]
@@ -86,10 +86,10 @@ def test_a_result_of_the_oldest_version_becomes_a_list() -> None:
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_converting_to_the_oldest_version_keeps_one_address_per_family(version: str) -> None:
     more = {**PLAIN, "ips": [*PLAIN["ips"], {"address": "10.1.0.6/16"}]}
-    found = versions_converted(more, version)
+    found = converted(more, version)
     through = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]
     assert found == {**BY_FAMILY, "cniVersion": version, "ip4": {**BY_FAMILY["ip4"], "routes": through}}
-    assert versions_converted(BY_FAMILY, version) == {**BY_FAMILY, "cniVersion": version}
+    assert converted(BY_FAMILY, version) == {**BY_FAMILY, "cniVersion": version}
 
 
 _JSON = st.recursive(
@@ -104,12 +104,12 @@ _JSON = st.recursive(
     version=st.sampled_from(["0.2.0", "0.4.0", "1.1.0"]),
 )
 def test_malformed_results_are_converted_without_an_error(raw: dict[str, object], version: str) -> None:
-    assert versions_converted(raw, version)["cniVersion"] == version
+    assert converted(raw, version)["cniVersion"] == version
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
 def test_a_converted_result_has_the_same_meaning(version: str) -> None:
-    kept = parse_result(versions_converted(WITH_FAMILY, version))
+    kept = parse_result(converted(WITH_FAMILY, version))
     told = parse_result(WITH_FAMILY)
     assert ([ip.address for ip in kept.ips], kept.routes, kept.dns) == (
         [ip.address for ip in told.ips],

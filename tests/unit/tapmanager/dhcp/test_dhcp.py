@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tapmanager.dhcp import lease_plan, packet
 from tapmanager.dhcp.lease_plan import Lease
 from tapmanager.dhcp.packet import (
-    FRAME_BROADCAST_IP,
-    FRAME_BROADCAST_MAC,
-    FRAME_CLIENT_PORT,
+    BROADCAST_IP,
+    BROADCAST_MAC,
+    CLIENT_PORT,
     BadPacket,
     Datagram,
     Message,
     build_frame,
-    frame_parse,
+    parse_frame,
 )
 from tapmanager.network_values import Dns
 from tapmanager.pod import Nic, Route
@@ -60,16 +60,14 @@ def request(kind: int, **more: object) -> Message:
 
 
 def in_frame(message: Message, port: int = 67) -> bytes:
-    source = Datagram(
-        MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, packet.build(message)
-    )
+    source = Datagram(MAC, BROADCAST_MAC, packet.ANY, BROADCAST_IP, CLIENT_PORT, port, packet.build(message))
     return build_frame(source)
 
 
 def answered(message: Message, to: Lease | None = None) -> tuple[Datagram, Message]:
     data = lease_plan.answer(in_frame(message), to or lease())
     assert data is not None
-    datagram = frame_parse(data)
+    datagram = parse_frame(data)
     return datagram, packet.parse(datagram.payload)
 
 
@@ -115,12 +113,12 @@ def test_a_message_is_parsed_as_it_was_built(message: Message) -> None:
     padding=st.binary(max_size=20),
 )
 def test_a_datagram_is_parsed_as_it_was_built_with_any_padding(datagram: Datagram, padding: bytes) -> None:
-    assert frame_parse(build_frame(datagram) + padding) == datagram
+    assert parse_frame(build_frame(datagram) + padding) == datagram
 
 
 @given(data=st.binary(max_size=700))
 def test_any_bytes_are_a_message_or_a_bad_packet(data: bytes) -> None:
-    for parse in (packet.parse, frame_parse):
+    for parse in (packet.parse, parse_frame):
         with contextlib.suppress(BadPacket):
             parse(data)
 
@@ -128,7 +126,7 @@ def test_any_bytes_are_a_message_or_a_bad_packet(data: bytes) -> None:
 @given(area=st.binary(max_size=300), at=st.integers(0, 600), noise=st.binary(max_size=40))
 def test_no_frame_makes_the_server_fail(area: bytes, at: int, noise: bytes) -> None:
     fixed = packet.build(request(packet.DISCOVER))[:240]
-    data = build_frame(Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, fixed + area))
+    data = build_frame(Datagram(MAC, BROADCAST_MAC, packet.ANY, BROADCAST_IP, 68, 67, fixed + area))
     lease_plan.answer(data, lease())
     lease_plan.answer(data[:at] + noise + data[at + len(noise) :], lease())
 
@@ -160,7 +158,7 @@ def test_fragments_and_other_protocols_are_no_datagrams() -> None:
     good = in_frame(request(packet.DISCOVER))
     for offset, value in ((20, b"\x20\x00"), (20, b"\x00\x01"), (23, b"\x06"), (12, b"\x86\xdd")):
         with pytest.raises(BadPacket):
-            frame_parse(good[:offset] + value + good[offset + len(value) :])
+            parse_frame(good[:offset] + value + good[offset + len(value) :])
 
 
 # -- option contents -----------------------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def test_a_request_for_the_offer_is_acknowledged() -> None:
 
 def test_a_client_that_cannot_take_unicast_yet_is_answered_by_broadcast() -> None:
     datagram, _ = answered(request(packet.DISCOVER, flags=packet.BROADCAST_FLAG))
-    assert (datagram.target_mac, datagram.target) == (FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP)
+    assert (datagram.target_mac, datagram.target) == (BROADCAST_MAC, BROADCAST_IP)
 
 
 def test_a_request_for_another_servers_offer_is_ignored() -> None:
@@ -304,7 +302,7 @@ def test_a_wrong_address_is_refused_by_broadcast(message: Message) -> None:
     assert nak.kind == packet.NAK
     assert nak.yiaddr == packet.ANY
     assert packet.OPT_LEASE_TIME not in nak.options
-    assert (datagram.target_mac, datagram.target) == (FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP)
+    assert (datagram.target_mac, datagram.target) == (BROADCAST_MAC, BROADCAST_IP)
 
 
 def test_inform_gets_configuration_without_an_address_or_a_lease() -> None:
