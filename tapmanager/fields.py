@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 Json = Mapping[str, object]
+T = TypeVar("T")
 
 MAX_UID = 2**32 - 2  # the last number means "no user" to the kernel
 
@@ -59,12 +61,38 @@ def text(obj: Json, name: str, where: str, default: str | None = None) -> str:
     return as_text(value, f"{where}.{name}")
 
 
-def number(obj: Json, name: str, where: str, low: int, high: int) -> int:
-    """A whole number in low..high."""
+def number(obj: Json, name: str, where: str, low: int, high: int, default: int | None = None) -> int:
+    """A whole number in low..high. A missing or null field means the default, if there is one."""
     value = obj.get(name)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise BadField(f"{where}.{name}: must be a whole number from {low} to {high}")
     return value
+
+
+def flag(obj: Json, name: str, where: str) -> bool:
+    """A missing or null field means false."""
+    value = obj.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadField(f"{where}.{name}: must be true or false")
+    return bool(value)
+
+
+def inner(obj: Json, name: str, where: str, read: Callable[[Json, str], T]) -> T:
+    """An object, converted by `read`, which gets the object and its path. A missing or null field means an empty object."""
+    value = obj.get(name)
+    return read(as_object({} if value is None else value, f"{where}.{name}"), f"{where}.{name}")
+
+
+def each(obj: Json, name: str, where: str, read: Callable[[Json, str], T]) -> tuple[T, ...]:
+    """A list of objects, each converted by `read` as in `inner`. A missing or null field means an empty list."""
+    return tuple(read(item, f"{where}.{name}[{at}]") for at, item in enumerate(objects(obj, name, where)))
+
+
+def each_text(obj: Json, name: str, where: str, read: Callable[[str, str], str]) -> tuple[str, ...]:
+    """A list of strings, each checked by `read`, which gets the string and its path. Otherwise as `each`."""
+    return tuple(read(item, f"{where}.{name}[{at}]") for at, item in enumerate(texts(obj, name, where)))
 
 
 def objects(obj: Json, name: str, where: str) -> list[Json]:

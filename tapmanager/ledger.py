@@ -21,7 +21,19 @@ from dataclasses import dataclass
 
 from tapmanager.cni.conf import NO_CNI, NetworkConf, conf_from_json
 from tapmanager.errors import TapmanagerError, internal
-from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.fields import (
+    MAX_UID,
+    BadField,
+    Json,
+    as_object,
+    each,
+    each_text,
+    inner,
+    number,
+    refuse_unknown,
+    text,
+    texts,
+)  # fmt: skip
 from tapmanager.network_values import Dns, address
 from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, SharedNic, sandbox_id
 
@@ -30,23 +42,6 @@ log = logging.getLogger(__name__)
 _VERSION = 1
 _SUFFIX = ".json"
 _TEMPORARY = ".new-"
-_FIELDS = (
-    "version",
-    "phase",
-    "pod",
-    "netns",
-    "conf",
-    "bin_dirs",
-    "result",
-    "nics",
-    "functions",
-    "ips",
-    "dns",
-    "fetch_key",
-    "placement",
-    "boot",
-    "shared",
-)
 
 
 class Phase(enum.Enum):
@@ -80,10 +75,10 @@ class Placement:
         return cls(
             text(obj, "group", where),
             None if score is None else number(obj, "oom_score_adj", where, -1000, 1000),
-            number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # missing in records of earlier versions
+            number(obj, "open_until", where, 0, 1 << 62, 0),  # records of earlier versions lack this and the following
             text(obj, "taken_by", where, ""),
-            number({"uid": 0, **obj}, "uid", where, 0, MAX_UID),
-            number({"queues": 0, **obj}, "queues", where, 0, MAX_QUEUES),
+            number(obj, "uid", where, 0, MAX_UID, 0),
+            number(obj, "queues", where, 0, MAX_QUEUES, 0),
             text(obj, "stream", where, ""),
         )
 
@@ -143,7 +138,7 @@ def from_json(raw: Json) -> Entry:
         )
     if version != _VERSION:
         raise BadField(f"ledger.version: {str(version)[:20]!r}, but this program supports {_VERSION}")
-    refuse_unknown(raw, _FIELDS, "ledger")
+    refuse_unknown(raw, ("version", *Entry.__slots__), "ledger")
     phase = text(raw, "phase", "ledger")
     if phase not in {one.value for one in Phase}:
         raise BadField(f"ledger.phase: {phase[:20]!r}")
@@ -156,18 +151,14 @@ def from_json(raw: Json) -> Entry:
         bin_dirs=texts(raw, "bin_dirs", "ledger"),
         fetch_key=text(raw, "fetch_key", "ledger"),
         result=None if result is None else as_object(result, "ledger.result"),
-        nics=tuple(Nic.from_json(nic, f"ledger.nics[{at}]") for at, nic in enumerate(objects(raw, "nics", "ledger"))),
-        functions=tuple(  # missing in records of earlier versions
-            NicFunction.from_json(item, f"ledger.functions[{at}]")
-            for at, item in enumerate(objects(raw, "functions", "ledger"))
-        ),
-        ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
+        nics=each(raw, "nics", "ledger", Nic.from_json),
+        functions=each(raw, "functions", "ledger", NicFunction.from_json),  # missing in records of earlier versions
+        ips=each_text(raw, "ips", "ledger", address),
         dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
-        placement=Placement.from_json(  # only in records of earlier versions
-            as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
-        ),
+        # Only records of earlier versions have it.
+        placement=inner(raw, "placement", "ledger", Placement.from_json) if "placement" in raw else Placement(),
         boot=text(raw, "boot", "ledger", ""),
-        shared=SharedNic.from_json(as_object(shared, "ledger.shared"), "ledger.shared") if shared else None,
+        shared=inner(raw, "shared", "ledger", SharedNic.from_json) if shared else None,
     )
 
 

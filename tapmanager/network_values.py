@@ -9,7 +9,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from tapmanager.fields import MAC, BadField, Json, refuse_unknown, text, texts
+from tapmanager.fields import MAC, BadField, Json, each_text, refuse_unknown, text, texts
 
 # Filters of what a guest sends through its tap, from the weakest to the strongest.
 OFF, MAC_ONLY, WITH_IP = FILTERS = ("off", "mac", "mac+ip")
@@ -72,8 +72,8 @@ class Dns:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Dns:
-        refuse_unknown(obj, ("servers", "searches", "options"), where)
-        servers = tuple(address(s, f"{where}.servers[{at}]") for at, s in enumerate(texts(obj, "servers", where)))
+        refuse_unknown(obj, cls.__slots__, where)
+        servers = each_text(obj, "servers", where, address)
         return cls(servers, texts(obj, "searches", where), texts(obj, "options", where))
 
 
@@ -91,7 +91,4 @@ class Existing:
         path = text(obj, "path", where)
         if not path.startswith("/") or not path.isprintable() or len(path) > _LONGEST_PATH:
             raise BadField(f"{where}.path: not an absolute path: {path[:200]!r}")
-        return cls(
-            path,
-            tuple(address(ip, f"{where}.addresses[{at}]") for at, ip in enumerate(texts(obj, "addresses", where))),
-        )
+        return cls(path, each_text(obj, "addresses", where, address))

@@ -12,7 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tapmanager.fields import HEX64, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.fields import (
+    HEX64,
+    BadField,
+    Json,
+    as_object,
+    each,
+    each_text,
+    flag,
+    inner,
+    number,
+    refuse_unknown,
+    text,
+    texts,
+)  # fmt: skip
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
 from tapmanager.network_values import (
     FILTERS,
@@ -61,7 +74,7 @@ class PortMapping:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> PortMapping:
-        refuse_unknown(obj, ("protocol", "container_port", "host_port", "host_ip"), where)
+        refuse_unknown(obj, cls.__slots__, where)
         protocol = text(obj, "protocol", where)
         if protocol not in ("tcp", "udp", "sctp"):
             raise BadField(f"{where}.protocol: must be tcp, udp or sctp")
@@ -84,8 +97,7 @@ class Bandwidth:
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Bandwidth:
         refuse_unknown(obj, cls.__slots__, where)
-        given = {"ingress": 0, "egress": 0, **obj}
-        return cls(*(number(given, name, where, 0, 10**15) for name in ("ingress", "egress")))
+        return cls(*(number(obj, name, where, 0, 10**15, 0) for name in ("ingress", "egress")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +126,11 @@ class Pod:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs", "addresses", "existing")
-        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", *plain), where)
+        identity = ("namespace", "name", "uid")
+        refuse_unknown(obj, {*cls.__slots__, "pod"}.difference(identity), where)
         pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
-        refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
-        for name in ("namespace", "name", "uid"):
+        refuse_unknown(pod, identity, f"{where}.pod")
+        for name in identity:
             if not _ARG.fullmatch(text(pod, name, f"{where}.pod")):
                 raise BadField(f"{where}.pod.{name}: must be 1 to 253 letters, digits, and . _ : @ -")
         return cls(
@@ -126,21 +138,16 @@ class Pod:
             text(pod, "namespace", f"{where}.pod"),
             text(pod, "name", f"{where}.pod"),
             text(pod, "uid", f"{where}.pod"),
-            Dns.from_json(as_object(obj.get("dns") or {}, f"{where}.dns"), f"{where}.dns"),
-            tuple(
-                PortMapping.from_json(item, f"{where}.port_mappings[{at}]")
-                for at, item in enumerate(objects(obj, "port_mappings", where))
-            ),
+            inner(obj, "dns", where, Dns.from_json),
+            each(obj, "port_mappings", where, PortMapping.from_json),
             text(obj, "hostname", where, ""),  # missing in records of earlier versions
             filter_name(asked, f"{where}.filter") if asked else "",
-            Bandwidth.from_json(as_object(obj.get("bandwidth") or {}, f"{where}.bandwidth"), f"{where}.bandwidth"),
-            obj.get("multi_queue") is True,
-            obj.get("policy_routes") is True,
-            _macs(as_object(obj.get("macs") or {}, f"{where}.macs"), f"{where}.macs"),
-            _addresses(as_object(obj.get("addresses") or {}, f"{where}.addresses"), f"{where}.addresses"),
-            Existing.from_json(as_object(obj["existing"], f"{where}.existing"), f"{where}.existing")
-            if "existing" in obj
-            else None,
+            inner(obj, "bandwidth", where, Bandwidth.from_json),
+            flag(obj, "multi_queue", where),
+            flag(obj, "policy_routes", where),
+            inner(obj, "macs", where, _macs),
+            inner(obj, "addresses", where, _addresses),
+            inner(obj, "existing", where, Existing.from_json) if "existing" in obj else None,
         )
 
     def to_json(self) -> Json:
@@ -177,7 +184,7 @@ class Route:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Route:
-        refuse_unknown(obj, ("destination", "gateway"), where)
+        refuse_unknown(obj, cls.__slots__, where)
         gateway = text(obj, "gateway", where, "")
         return cls(
             network(text(obj, "destination", where), f"{where}.destination"),
@@ -194,7 +201,7 @@ class Neighbour:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Neighbour:
-        refuse_unknown(obj, ("address", "mac"), where)
+        refuse_unknown(obj, cls.__slots__, where)
         return cls(
             address(text(obj, "address", where), f"{where}.address"),
             mac_address(text(obj, "mac", where), f"{where}.mac"),
@@ -245,13 +252,6 @@ class Nic:
         def link(name: str) -> str:
             return link_name(text(obj, name, where), f"{where}.{name}")
 
-        def addresses(name: str) -> tuple[str, ...]:
-            return tuple(cidr(item, f"{where}.{name}[{at}]") for at, item in enumerate(texts(obj, name, where)))
-
-        def routes(name: str) -> tuple[Route, ...]:
-            found = enumerate(objects(obj, name, where))
-            return tuple(Route.from_json(item, f"{where}.{name}[{at}]") for at, item in found)
-
         return cls(
             link=link("link"),
             mac=mac("mac"),
@@ -260,21 +260,17 @@ class Nic:
             bridge_mac=mac("bridge_mac"),
             tap=link("tap"),
             mtu=number(obj, "mtu", where, 68, 65535),
-            addresses=addresses("addresses"),
-            routes=routes("routes"),
-            link_addresses=addresses("link_addresses"),
-            link_routes=routes("link_routes"),
-            route_mtu=number(
-                {"route_mtu": 0, **obj}, "route_mtu", where, 0, 65535
-            ),  # missing in records of earlier versions
-            neighbours=tuple(
-                Neighbour.from_json(item, f"{where}.neighbours[{at}]")
-                for at, item in enumerate(objects(obj, "neighbours", where))
-            ),
+            addresses=each_text(obj, "addresses", where, cidr),
+            routes=each(obj, "routes", where, Route.from_json),
+            link_addresses=each_text(obj, "link_addresses", where, cidr),
+            link_routes=each(obj, "link_routes", where, Route.from_json),
+            # Records of earlier versions lack the following fields.
+            route_mtu=number(obj, "route_mtu", where, 0, 65535, 0),
+            neighbours=each(obj, "neighbours", where, Neighbour.from_json),
             filter=filter_name(text(obj, "filter", where, OFF), f"{where}.filter"),
-            multi_queue=obj.get("multi_queue") is True,  # taps of earlier versions have one queue
-            rules=_rules(obj, where),
-            table_routes=_table_routes(obj, where),
+            multi_queue=flag(obj, "multi_queue", where),
+            rules=each(obj, "rules", where, PolicyRule.from_json),
+            table_routes=each(obj, "table_routes", where, TableRoute.from_json),
         )
 
     def to_json(self) -> Json:
@@ -308,9 +304,7 @@ class SharedNic:
             link=link_name(text(obj, "link", where), f"{where}.link"),
             mac=mac_address(text(obj, "mac", where), f"{where}.mac"),
             inode=number(obj, "inode", where, 1, 1 << 62),
-            addresses=tuple(
-                cidr(item, f"{where}.addresses[{at}]") for at, item in enumerate(texts(obj, "addresses", where))
-            ),
+            addresses=each_text(obj, "addresses", where, cidr),
         )
 
     def to_json(self) -> Json:
@@ -353,28 +347,18 @@ class NicFunction:
             driver=text(obj, "driver", where),
             mac=mac_address(text(obj, "mac", where), f"{where}.mac"),
             mtu=number(obj, "mtu", where, 68, 65535),
-            addresses=tuple(cidr(item, f"{where}.addresses") for item in texts(obj, "addresses", where)),
-            routes=tuple(Route.from_json(item, f"{where}.routes") for item in objects(obj, "routes", where)),
-            link_addresses=tuple(cidr(item, f"{where}.link_addresses") for item in texts(obj, "link_addresses", where)),
+            addresses=each_text(obj, "addresses", where, cidr),
+            routes=each(obj, "routes", where, Route.from_json),
+            link_addresses=each_text(obj, "link_addresses", where, cidr),
             settings=None
             if settings is None
-            else VfSettings.from_json(as_object(settings, f"{where}.settings"), f"{where}.settings"),
-            is_back=obj.get("is_back") is True,
+            else inner({"settings": settings}, "settings", where, VfSettings.from_json),
+            is_back=flag(obj, "is_back", where),
             alias=text(obj, "alias", where, ""),
-            rules=_rules(obj, where),
-            table_routes=_table_routes(obj, where),
+            rules=each(obj, "rules", where, PolicyRule.from_json),
+            table_routes=each(obj, "table_routes", where, TableRoute.from_json),
         )
 
     def to_json(self) -> Json:
         told = None if self.settings is None else self.settings.to_json()
         return {**dataclasses.asdict(self), "settings": told}
-
-
-def _rules(obj: Json, where: str) -> tuple[PolicyRule, ...]:
-    found = enumerate(objects(obj, "rules", where))  # missing in records of earlier versions
-    return tuple(PolicyRule.from_json(item, f"{where}.rules[{at}]") for at, item in found)
-
-
-def _table_routes(obj: Json, where: str) -> tuple[TableRoute, ...]:
-    found = enumerate(objects(obj, "table_routes", where))
-    return tuple(TableRoute.from_json(item, f"{where}.table_routes[{at}]") for at, item in found)

@@ -135,8 +135,8 @@ def _fetched(tap: OpenTap) -> Json:
 
 def _group(resources: HostResources, call: Call) -> Answer:
     sandbox, path = _sandbox(call.args), _path(call.args)
-    given = {"uid": 0, "queues": 0, **call.args}  # missing in requests of earlier versions of virtshim
-    uid, queues = number(given, "uid", "args", 0, MAX_UID), number(given, "queues", "args", 0, MAX_QUEUES)
+    # Requests of earlier versions of virtshim lack these two.
+    uid, queues = number(call.args, "uid", "args", 0, MAX_UID, 0), number(call.args, "queues", "args", 0, MAX_QUEUES, 0)
     made = bool(path) and resources.groups.make(path, _limits(call.args))
     placement = Placement(
         path if made else "", _oom_score_adj(call.args), uid=uid, queues=queues, stream=_stream(call.args)

@@ -148,19 +148,19 @@ def settings(limits: RequestedLimits, hierarchies: Sequence[Hierarchy]) -> Seque
 def _by_controller(limits: RequestedLimits) -> Mapping[str, tuple[list[Setting], list[Setting]]]:
     """controller -> (settings for v1, settings for v2)"""
     hugetlb = [_hugepage(size, limit) for size, limit in sorted(limits.hugepages.items())]
+    threads = Setting("pids", "pids.max", str(_MOST_THREADS), "")
     by = {
         "cpu": (_cpu_v1(limits), _cpu_v2(limits)),
         "cpuset": (_cpuset(limits), _cpuset(limits)),
         "memory": (_memory_v1(limits), _memory_v2(limits)),
         "hugetlb": ([one for one, _ in hugetlb], [two for _, two in hugetlb]),
-        "pids": ([_threads()], [_threads()]),
+        "pids": ([threads], [threads]),
     }
     for key, value in sorted(limits.unified.items()):
         controller = key.partition(".")[0]
-        by.setdefault(controller, ([], []))[1].append(Setting(controller, key, value, f"unified[{key}]"))
-        by[controller][0].append(
-            Setting(controller, "", value, f"unified[{key}]")
-        )  # v1 has no such file and refuses it
+        v1, v2 = by.setdefault(controller, ([], []))
+        v1.append(Setting(controller, "", value, f"unified[{key}]"))  # v1 has no such file and refuses it
+        v2.append(Setting(controller, key, value, f"unified[{key}]"))
     return by
 
 
@@ -207,10 +207,6 @@ def _memory_v2(limits: RequestedLimits) -> list[Setting]:
     if limits.swap is not None:
         found.append(Setting("memory", "memory.swap.max", str(limits.swap), "swap"))
     return found
-
-
-def _threads() -> Setting:
-    return Setting("pids", "pids.max", str(_MOST_THREADS), "")
 
 
 def _hugepage(size: int, limit: int) -> tuple[Setting, Setting]:

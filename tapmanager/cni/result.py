@@ -6,8 +6,9 @@ Supports CNI 0.3.0 to 1.1.0, and the ip4/ip6 form of older plugins, which names 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from tapmanager.fields import BadField, Json, as_object, objects, text, texts
+from tapmanager.fields import BadField, Json, as_object, each, text, texts
 from tapmanager.network_values import Dns, address, cidr, link_name, network
 
 
@@ -48,16 +49,14 @@ class CniResult:
 
 def parse_result(raw: Json) -> CniResult:
     """Raises BadField, which names the wrong field."""
-    interfaces = tuple(
-        _interface(item, f"interfaces[{at}]") for at, item in enumerate(objects(raw, "interfaces", "result"))
-    )
+    interfaces = each(raw, "interfaces", "result", _interface)
     if "ips" in raw or not ("ip4" in raw or "ip6" in raw):
-        ips = tuple(_ip(item, f"ips[{at}]", len(interfaces)) for at, item in enumerate(objects(raw, "ips", "result")))
-        routes = _routes(objects(raw, "routes", "result"), "routes")
+        ips = each(raw, "ips", "result", partial(_ip, len(interfaces)))
+        routes = each(raw, "routes", "result", _route)
     else:
         families = [as_object(raw[name], name) for name in ("ip4", "ip6") if raw.get(name)]
         ips = tuple(_old_ip(item) for item in families)
-        routes = tuple(route for item in families for route in _routes(objects(item, "routes", "result"), "routes"))
+        routes = tuple(route for item in families for route in each(item, "routes", "result", _route))
     return CniResult(interfaces, ips, routes, _dns(as_object(raw.get("dns") or {}, "dns")))
 
 
@@ -65,16 +64,15 @@ def _interface(item: Json, where: str) -> CniInterface:
     mtu, sandbox = item.get("mtu"), text(item, "sandbox", where, "")
     return CniInterface(
         link_name(text(item, "name", where), f"{where}.name"),
-        ""
-        if sandbox.isdecimal()
-        else sandbox,  # AWS's plugin stores a number for its DEL here, with an interface that does not exist
+        # AWS's plugin stores a number for its DEL here, with an interface that does not exist.
+        "" if sandbox.isdecimal() else sandbox,
         text(item, "mac", where, "").lower(),
         text(item, "pciID", where, "").lower(),
         mtu if isinstance(mtu, int) and 68 <= mtu <= 65535 else 0,
     )
 
 
-def _ip(item: Json, where: str, interfaces: int) -> CniAddress:
+def _ip(interfaces: int, item: Json, where: str) -> CniAddress:
     index = item.get("interface")
     if index is not None and not (isinstance(index, int) and -1 <= index < interfaces):
         raise BadField(f"{where}.interface: {index!r} is not an index of the result's interfaces")
@@ -89,13 +87,8 @@ def _old_ip(item: Json) -> CniAddress:
     return CniAddress(cidr(text(item, "ip", "ip4/ip6"), "ip4/ip6.ip"), _gateway(item, "gateway", "ip4/ip6"), None)
 
 
-def _routes(found: list[Json], where: str) -> tuple[CniRoute, ...]:
-    return tuple(
-        CniRoute(
-            network(text(item, "dst", f"{where}[{at}]"), f"{where}[{at}].dst"), _gateway(item, "gw", f"{where}[{at}]")
-        )
-        for at, item in enumerate(found)
-    )
+def _route(item: Json, where: str) -> CniRoute:
+    return CniRoute(network(text(item, "dst", where), f"{where}.dst"), _gateway(item, "gw", where))
 
 
 def _gateway(item: Json, name: str, where: str) -> str | None:

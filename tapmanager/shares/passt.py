@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import AF_INET, AF_INET6
 
-from tapmanager.fields import MAX_UID, BadField, Json, as_object, items, number, refuse_unknown, text, texts
+from tapmanager.fields import MAX_UID, BadField, Json, as_object, each_text, inner, items, number, refuse_unknown, text
 from tapmanager.network_values import PASST_IPV4, PASST_IPV6, PASST_MTU, Dns, Existing, cidr, link_name
 
 PROGRAM = "/usr/bin/passt"
@@ -44,15 +44,13 @@ class Network:
         refuse_unknown(obj, names, where)
         ports = as_object(obj.get("ports"), f"{where}.ports")
         refuse_unknown(ports, ("tcp", "udp"), f"{where}.ports")
-        addresses = tuple(
-            cidr(one, f"{where}.addresses[{at}]") for at, one in enumerate(texts(obj, "addresses", where))
-        )
+        addresses = each_text(obj, "addresses", where, cidr)
         if len({":" in one for one in addresses}) != len(addresses) or not addresses:
             raise BadField(f"{where}.addresses: must be one or two, of different families")
         tcp, udp = (_ports(ports, name, f"{where}.ports") for name in ("tcp", "udp"))
         if len(tcp) + len(udp) > MOST_PORTS:
             raise BadField(f"{where}.ports: {len(tcp) + len(udp)} ports; a virtual machine has at most {MOST_PORTS}")
-        dns = Dns.from_json(as_object(obj.get("dns") or {}, f"{where}.dns"), f"{where}.dns")
+        dns = inner(obj, "dns", where, Dns.from_json)
         if odd := [one for one in dns.searches if not _DOMAIN.fullmatch(one)]:
             raise BadField(f"{where}.dns.searches: not a domain: {odd[0][:80]!r}")
         return cls(
@@ -77,8 +75,7 @@ def _ports(obj: Json, name: str, where: str) -> tuple[int, ...]:
 
 def network_of(args: Json) -> Network | None:
     """None without `network`. Raises BadField."""
-    found = args.get("network")
-    return None if found is None else Network.from_json(as_object(found, "args.network"), "args.network")
+    return None if args.get("network") is None else inner(args, "network", "args", Network.from_json)
 
 
 def command_line(network: Network, name: str, socket: str) -> Sequence[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tapmanager.fields import MAC, BadField, Json, number, refuse_unknown, text
+from tapmanager.fields import MAC, BadField, Json, flag, number, refuse_unknown, text
 
 NO_MAC = "00:00:00:00:00:00"
 LINK_STATES = ("auto", "enable", "disable")  # by the kernel's number
@@ -59,10 +59,10 @@ class VfSettings:
             protocol=_matching(_PROTOCOL, obj, "protocol", where),
             min_tx_rate=_number(obj, "min_tx_rate", where, _MAX),
             max_tx_rate=_number(obj, "max_tx_rate", where, _MAX),
-            spoof_check=_switch(obj, "spoof_check", where),
+            spoof_check=_flag(obj, "spoof_check", where),
             link_state=link_state,
-            rss_query=_switch(obj, "rss_query", where),
-            trust=_switch(obj, "trust", where),
+            rss_query=_flag(obj, "rss_query", where),
+            trust=_flag(obj, "trust", where),
         )
 
 
@@ -143,8 +143,5 @@ def _number(obj: Json, name: str, where: str, most: int) -> int | None:
     return number(obj, name, where, 0, most) if obj.get(name) is not None else None
 
 
-def _switch(obj: Json, name: str, where: str) -> bool | None:
-    value = obj.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadField(f"{where}.{name}: must be true or false")
-    return value
+def _flag(obj: Json, name: str, where: str) -> bool | None:
+    return flag(obj, name, where) if obj.get(name) is not None else None
