@@ -74,47 +74,50 @@ from tapmanager.links import nft
 from tapmanager.network_values import OFF, WITH_IP
 from tapmanager.pod import Nic
 
-_DHCP_GUARD_CHAIN = nft.Chain("virtshim-dhcp", "forward", nft.FORWARD)
-_DHCP_GUARD_IPV4, _DHCP_GUARD_IPV6 = b"\x08\x00", b"\x86\xdd"
-_SERVER = struct.pack("!H", 67)
-_IPV6_PORTS = [struct.pack("!H", port) for port in (546, 547)]
+# Offsets in the Ethernet header, and types there.
+_TARGET, _SENDER, _ETHER_TYPE = 0, 6, 12
+_IPV4, _ARP, _IPV6 = b"\x08\x00", b"\x08\x06", b"\x86\xdd"
+# Offsets in the UDP header, and ports there.
 _SOURCE_PORT, _TARGET_PORT = 0, 2
-_ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT = b"\x85", b"\x86", b"\x88"
+_DHCP_SERVER = struct.pack("!H", 67)
+_IPV6_PORTS = [struct.pack("!H", port) for port in (546, 547)]
+# Types of ICMPv6.
+_ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT, _NEIGHBOUR_ADVERTISEMENT, _REDIRECT = b"\x85", b"\x86", b"\x88", b"\x89"
+_NOBODY, _NOBODY_6 = bytes(4), bytes(16)
+_LINK_LOCAL = bytes.fromhex("fe80").ljust(16, b"\0")
+_LINK_LOCAL_MASK = bytes.fromhex("ffc0").ljust(16, b"\0")
+_DROP = nft.verdict(nft.DROP)
+_DHCP_GUARD = nft.Chain("virtshim-dhcp", "forward", nft.FORWARD)
+_REFLECTIONS = nft.Chain("virtshim-reflections", "from-outside", nft.PREROUTING, -300)
+_SPOOF_FILTER = nft.Chain("virtshim-filter", "from-guests", nft.PREROUTING, -300)
+
+
+def _is(ether_type: bytes) -> bytes:
+    return nft.is_at(nft.LINK, _ETHER_TYPE, ether_type)
+
+
+def _is_icmp(kind: bytes) -> bytes:
+    return _is(_IPV6) + nft.has_protocol(socket.IPPROTO_ICMPV6) + nft.is_at(nft.TRANSPORT, 0, kind)
 
 
 def dhcp_guard() -> Sequence[bytes]:
     """Messages for `nft.batch`, which replace the guard of an earlier version. Add `dhcp_guard_exceptions` afterwards."""
-    tests = [_is_udp(nft.is_at(nft.TRANSPORT, port, _SERVER)) for port in (_TARGET_PORT, _SOURCE_PORT)]
-    tests += [_is_ipv6(socket.IPPROTO_UDP, nft.is_at(nft.TRANSPORT, _TARGET_PORT, port)) for port in _IPV6_PORTS]
-    tests += [
-        _is_ipv6(socket.IPPROTO_ICMPV6, nft.is_at(nft.TRANSPORT, 0, kind))
-        for kind in (_ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT)
+    is_udp = _is(_IPV4) + nft.is_at(nft.NETWORK, 9, bytes([socket.IPPROTO_UDP]))
+    is_udp_6 = _is(_IPV6) + nft.has_protocol(socket.IPPROTO_UDP)
+    tests = [
+        *(is_udp + nft.is_at(nft.TRANSPORT, at, _DHCP_SERVER) for at in (_TARGET_PORT, _SOURCE_PORT)),
+        *(is_udp_6 + nft.is_at(nft.TRANSPORT, _TARGET_PORT, port) for port in _IPV6_PORTS),
+        *(_is_icmp(kind) for kind in (_ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT)),
+        _is(_IPV6) + nft.is_at(nft.NETWORK, 8, STAND_IN_PREFIX),
+        _is_icmp(_NEIGHBOUR_ADVERTISEMENT) + nft.is_at(nft.TRANSPORT, 8, STAND_IN_PREFIX),
     ]
-    advertisement = nft.is_at(nft.TRANSPORT, 0, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT) + nft.is_at(
-        nft.TRANSPORT, 8, STAND_IN_PREFIX
-    )
-    tests += [
-        nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV6) + nft.is_at(nft.NETWORK, 8, STAND_IN_PREFIX),
-        _is_ipv6(socket.IPPROTO_ICMPV6, advertisement),
-    ]
-    return [
-        *nft.table_of(_DHCP_GUARD_CHAIN),
-        nft.emptied(_DHCP_GUARD_CHAIN),
-        *(nft.rule(_DHCP_GUARD_CHAIN, test + nft.verdict(nft.DROP)) for test in tests),
-    ]
+    rules = (nft.rule(_DHCP_GUARD, test + _DROP) for test in tests)
+    return [*nft.table_of(_DHCP_GUARD), nft.emptied(_DHCP_GUARD), *rules]
 
 
 def dhcp_guard_exceptions(unguarded: Sequence[str]) -> Sequence[bytes]:
     """Messages for `nft.batch`, after `dhcp_guard`. `unguarded`: bridge ports between which DHCP passes."""
-    return [nft.rule(_DHCP_GUARD_CHAIN, nft.came_by(name) + nft.verdict(nft.ACCEPT), first=True) for name in unguarded]
-
-
-def _is_udp(then: bytes) -> bytes:
-    return nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV4) + nft.is_at(nft.NETWORK, 9, bytes([socket.IPPROTO_UDP])) + then
-
-
-def _is_ipv6(protocol: int, then: bytes) -> bytes:
-    return nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV6) + nft.has_protocol(protocol) + then
+    return [nft.rule(_DHCP_GUARD, nft.came_by(name) + nft.verdict(nft.ACCEPT), first=True) for name in unguarded]
 
 
 def gateway_rewrite_rules(tap: str, number: int, mac: bytes, gateway: bytes) -> Sequence[bytes]:
@@ -124,74 +127,53 @@ def gateway_rewrite_rules(tap: str, number: int, mac: bytes, gateway: bytes) -> 
     return [*nft.table_of(chain), nft.emptied(chain), nft.rule(chain, rewrite)]
 
 
-_REFLECTIONS_CHAIN = nft.Chain("virtshim-reflections", "from-outside", nft.PREROUTING, -300)
-_TARGET, _SENDER = 0, 6
-_FOR_MANY = b"\x01"
-
-
 def reflections_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
     """Messages for `nft.batch`."""
-    made = [nft.rule(_REFLECTIONS_CHAIN, nft.came_by(nic.link) + _is_reflected(nic)) for nic in nics]
-    return [*nft.table_of(_REFLECTIONS_CHAIN), *made] if made else []
+    made = [nft.rule(_REFLECTIONS, nft.came_by(nic.link) + _is_reflected(nic)) for nic in nics]
+    return [*nft.table_of(_REFLECTIONS), *made] if made else []
 
 
 def _is_reflected(nic: Nic) -> bytes:
     own = nft.is_at(nft.LINK, _SENDER, bytes.fromhex(nic.mac.replace(":", "")))
-    return own + nft.has_bits(nft.LINK, _TARGET, _FOR_MANY) + nft.verdict(nft.DROP)
-
-
-_SPOOF_FILTER_CHAIN = nft.Chain("virtshim-filter", "from-guests", nft.PREROUTING, -300)
-_ETHER_TYPE = 12
-_SPOOF_FILTER_IPV4, _ARP, _SPOOF_FILTER_IPV6 = b"\x08\x00", b"\x08\x06", b"\x86\xdd"
-_NOBODY, _NOBODY_6 = bytes(4), bytes(16)
-_LINK_LOCAL = bytes.fromhex("fe80").ljust(16, b"\0")
-_LINK_LOCAL_MASK = bytes.fromhex("ffc0").ljust(16, b"\0")
-_SPOOF_FILTER_ROUTER_ADVERTISEMENT, _SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT, _REDIRECT = b"\x86", b"\x88", b"\x89"
-_DHCP_SERVER = struct.pack("!H", 67)
+    return own + nft.has_bits(nft.LINK, _TARGET, b"\x01") + _DROP  # multicast
 
 
 def spoof_filter_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
     """Messages for `nft.batch`; none if no NIC is filtered."""
     filtered = [nic for nic in nics if nic.filter != OFF]
-    made = [nft.rule(_SPOOF_FILTER_CHAIN, nft.came_by(nic.tap) + test) for nic in filtered for test in _tests(nic)]
-    return [*nft.table_of(_SPOOF_FILTER_CHAIN), *made] if made else []
+    made = [nft.rule(_SPOOF_FILTER, nft.came_by(nic.tap) + test) for nic in filtered for test in _tests(nic)]
+    return [*nft.table_of(_SPOOF_FILTER), *made] if made else []
 
 
 def _tests(nic: Nic) -> Iterator[bytes]:
     mac = bytes.fromhex(nic.mac.replace(":", ""))
-    yield nft.is_none_of(nft.LINK, 6, [mac]) + _DROP
+    yield nft.is_none_of(nft.LINK, _SENDER, [mac]) + _DROP
     yield _is(_ARP) + nft.is_none_of(nft.NETWORK, 8, [mac]) + _DROP
     if nic.filter == WITH_IP:
         addresses = [ipaddress.ip_interface(address).ip for address in nic.addresses]
         yield from _tests_of_ipv4([one.packed for one in addresses if one.version == 4])
         yield from _tests_of_ipv6([one.packed for one in addresses if one.version == 6], _gateways(nic))
-        yield nft.is_none_of(nft.LINK, _ETHER_TYPE, [_SPOOF_FILTER_IPV4, _SPOOF_FILTER_IPV6, _ARP]) + _DROP
+        yield nft.is_none_of(nft.LINK, _ETHER_TYPE, [_IPV4, _IPV6, _ARP]) + _DROP
 
 
 def _tests_of_ipv4(own: Sequence[bytes]) -> Iterator[bytes]:
     yield _is(_ARP) + nft.is_none_of(nft.NETWORK, 14, [*own, _NOBODY]) + _DROP
     asks_for_address = nft.is_at(nft.NETWORK, 12, _NOBODY) + nft.has_protocol(socket.IPPROTO_UDP)
-    yield (
-        _is(_SPOOF_FILTER_IPV4) + asks_for_address + nft.is_at(nft.TRANSPORT, 2, _DHCP_SERVER) + nft.verdict(nft.ACCEPT)
-    )
+    yield _is(_IPV4) + asks_for_address + nft.is_at(nft.TRANSPORT, _TARGET_PORT, _DHCP_SERVER) + nft.verdict(nft.ACCEPT)
     # Without an address of its own, the guest may send from none.
-    yield _is(_SPOOF_FILTER_IPV4) + (nft.is_none_of(nft.NETWORK, 12, own) if own else b"") + _DROP
+    yield _is(_IPV4) + (nft.is_none_of(nft.NETWORK, 12, own) if own else b"") + _DROP
 
 
 def _tests_of_ipv6(own: Sequence[bytes], gateways: Sequence[bytes]) -> Iterator[bytes]:
-    yield (
-        _is(_SPOOF_FILTER_IPV6)
-        + nft.is_none_of(nft.NETWORK, 8, [*own, _NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL)
-        + _DROP
-    )
+    yield _is(_IPV6) + nft.is_none_of(nft.NETWORK, 8, [*own, _NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL) + _DROP
     is_without_address = nft.is_at(nft.NETWORK, 8, _NOBODY_6)
-    yield _is(_SPOOF_FILTER_IPV6) + is_without_address + nft.lacks_protocol(socket.IPPROTO_ICMPV6) + _DROP
-    for kind in (_SPOOF_FILTER_ROUTER_ADVERTISEMENT, _REDIRECT):
+    yield _is(_IPV6) + is_without_address + nft.lacks_protocol(socket.IPPROTO_ICMPV6) + _DROP
+    for kind in (_ROUTER_ADVERTISEMENT, _REDIRECT):
         yield _is_icmp(kind) + _DROP
-    advertisement = _is_icmp(_SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT)
+    advertisement = _is_icmp(_NEIGHBOUR_ADVERTISEMENT)
     yield advertisement + nft.is_none_of(nft.TRANSPORT, 8, own or [_NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL) + _DROP
     for gateway in gateways:
-        yield _is(_SPOOF_FILTER_IPV6) + nft.is_at(nft.NETWORK, 8, gateway) + _DROP
+        yield _is(_IPV6) + nft.is_at(nft.NETWORK, 8, gateway) + _DROP
         yield advertisement + nft.is_at(nft.TRANSPORT, 8, gateway) + _DROP
 
 
@@ -200,14 +182,3 @@ def _gateways(nic: Nic) -> Sequence[bytes]:
     named = [*(route.gateway for route in nic.routes), *(neighbour.address for neighbour in nic.neighbours)]
     found = {ipaddress.ip_address(one) for one in named if one}
     return sorted(one.packed for one in found if one.version == 6 and one.is_link_local)
-
-
-def _is(ether_type: bytes) -> bytes:
-    return nft.is_at(nft.LINK, _ETHER_TYPE, ether_type)
-
-
-def _is_icmp(kind: bytes) -> bytes:
-    return _is(_SPOOF_FILTER_IPV6) + nft.has_protocol(socket.IPPROTO_ICMPV6) + nft.is_at(nft.TRANSPORT, 0, kind)
-
-
-_DROP = nft.verdict(nft.DROP)

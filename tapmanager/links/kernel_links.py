@@ -24,34 +24,26 @@ from tapmanager.pod import Neighbour, Nic
 #
 # pyroute2 has no types, so these functions use `Any`.
 
-_NEIGHBOURS_NUD_PERMANENT = 0x80
+_NUD_PERMANENT = 0x80
 _NUD_NOARP = 0x40
 _NTF_ROUTER = 0x80
 
 
-def neighbours_answer_for(ipr: Any, nic: Nic, neighbours: Sequence[Neighbour]) -> None:
+def answer_for(ipr: Any, nic: Nic, neighbours: Sequence[Neighbour]) -> None:
     """Makes the bridge answer. It answers for addresses that are its own neighbours, and whose MAC is known behind a port."""
     bridge, guest, outside = (socket.if_nametoindex(name) for name in (nic.bridge, nic.tap, nic.link))
     if any(":" not in neighbour.address for neighbour in neighbours):
         ipr.brport("set", index=guest, proxyarp=1)
-    if neighbours_any_ipv6(neighbours):
+    if any_ipv6(neighbours):
         ipr.brport("set", index=outside, neigh_suppress=1)
     for neighbour in neighbours:
         # A guest drops its router if an answer says that it is not one.
-        flags = _NTF_ROUTER if ":" in neighbour.address else 0
-        ipr.neigh(
-            "replace",
-            dst=neighbour.address,
-            lladdr=neighbour.mac,
-            ifindex=bridge,
-            state=_NEIGHBOURS_NUD_PERMANENT,
-            flags=flags,
-        )
+        _set_permanent(ipr, bridge, neighbour, _NTF_ROUTER if ":" in neighbour.address else 0)
         ipr.fdb("replace", ifindex=outside, lladdr=neighbour.mac, state=_NUD_NOARP)
 
 
-def neighbours_stand_in(ipr: Any, nic: Nic, neighbour: Neighbour, port: str) -> None:
-    """Like `neighbours_answer_for`, for a neighbour behind `port`. This is not the network's port, because a port with
+def add_stand_in(ipr: Any, nic: Nic, neighbour: Neighbour, port: str) -> None:
+    """Like `answer_for`, for a neighbour behind `port`. This is not the network's port, because a port with
     neigh_suppress does not get the guest's unsolicited advertisements."""
     bridge, nowhere = socket.if_nametoindex(nic.bridge), socket.if_nametoindex(port)
     ipr.link("set", index=nowhere, mtu=nic.mtu, master=bridge)
@@ -59,23 +51,20 @@ def neighbours_stand_in(ipr: Any, nic: Nic, neighbour: Neighbour, port: str) -> 
     ipr.brport("set", index=nowhere, neigh_suppress=1, unicast_flood=0, mcast_flood=0, bcast_flood=0)
     ipr.link("set", index=nowhere, state="up")
     ipr.fdb("replace", ifindex=nowhere, lladdr=neighbour.mac, state=_NUD_NOARP)
-    ipr.neigh(
-        "replace",
-        dst=neighbour.address,
-        lladdr=neighbour.mac,
-        ifindex=bridge,
-        state=_NEIGHBOURS_NUD_PERMANENT,
-        flags=_NTF_ROUTER,
-    )
+    _set_permanent(ipr, bridge, neighbour, _NTF_ROUTER)
 
 
-def neighbours_any_ipv6(neighbours: Sequence[Neighbour]) -> bool:
+def any_ipv6(neighbours: Sequence[Neighbour]) -> bool:
     return any(":" in neighbour.address for neighbour in neighbours)
 
 
-def neighbours_put_back(ipr: Any, nic: Nic, link: int) -> None:
+def restore_neighbours(ipr: Any, nic: Nic, link: int) -> None:
     for neighbour in nic.neighbours:
-        ipr.neigh("replace", dst=neighbour.address, lladdr=neighbour.mac, ifindex=link, state=_NEIGHBOURS_NUD_PERMANENT)
+        _set_permanent(ipr, link, neighbour)
+
+
+def _set_permanent(ipr: Any, link: int, neighbour: Neighbour, flags: int = 0) -> None:
+    ipr.neigh("replace", dst=neighbour.address, lladdr=neighbour.mac, ifindex=link, state=_NUD_PERMANENT, flags=flags)
 
 
 _GETLINK, _GETADDR, _GETROUTE, _GETNEIGH = 18, 22, 26, 30
@@ -94,7 +83,6 @@ _IFF_NOARP = 0x80
 _SCOPE_LINK = 253
 _UNICAST = 1
 _CLONED = 0x200
-_KERNEL_LINKS_NUD_PERMANENT = 0x80
 _TABLE_MAIN = 254
 _ETHERNET_ADDRESS = 6  # bytes
 
@@ -118,20 +106,20 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
             name=name,
             kind=_kind(of),
             mac=_mac(of.get(_IFLA_ADDRESS, b"")),
-            mtu=_number(of, _IFLA_MTU),
+            mtu=netlink.number(of, _IFLA_MTU),
             addresses=tuple(address for link, address in addresses if link == index),
             routes=tuple(one.route for one in routes if one.link == index and _is_the_guests(one)),
-            parent=_text(of, _IFLA_PARENT_DEV_NAME) if _is_pci(of) else "",
+            parent=netlink.text(of, _IFLA_PARENT_DEV_NAME) if _is_pci(of) else "",
             # The other end of a veth, or the base of a VLAN, is in the namespace with that number; a device belongs to the
             # machine.
             leads_out=_IFLA_LINK_NETNSID in of or _IFLA_PARENT_DEV_NAME in of,
-            alias=_text(of, _IFLA_IFALIAS),
+            alias=netlink.text(of, _IFLA_IFALIAS),
             frames=_carries_frames(kind, flags, of),
             neighbours=tuple(neighbour for link, neighbour in neighbours if link == index),
             policies=kernel_policies_of_link(policies, index),
         )
         for index, kind, flags, of in _links()
-        if _counts(kind, of) and (name := _text(of, _IFLA_IFNAME)) not in ours
+        if _counts(kind, of) and (name := netlink.text(of, _IFLA_IFNAME)) not in ours
     ]
 
 
@@ -148,7 +136,7 @@ def _counts(kind: int, of: Attributes) -> bool:
 
 def _is_pci(of: Attributes) -> bool:
     """Whether a PCI device is behind the link. Linux reports that since 5.14."""
-    return _text(of, _IFLA_PARENT_DEV_BUS_NAME) == "pci"
+    return netlink.text(of, _IFLA_PARENT_DEV_BUS_NAME) == "pci"
 
 
 def _carries_frames(kind: int, flags: int, of: Attributes) -> bool:
@@ -159,7 +147,7 @@ def _carries_frames(kind: int, flags: int, of: Attributes) -> bool:
 
 
 def _kind(of: Attributes) -> str:
-    return _text(netlink.attributes(of.get(_IFLA_LINKINFO, b""), 0), _IFLA_INFO_KIND)
+    return netlink.text(netlink.attributes(of.get(_IFLA_LINKINFO, b""), 0), _IFLA_INFO_KIND)
 
 
 def _addresses() -> Iterator[tuple[int, str]]:
@@ -182,10 +170,12 @@ def _routes() -> Iterator[_Route]:
         route = KernelRoute(
             str(ipaddress.ip_network((of.get(_RTA_DST, bytes(_FAMILIES[family])), length))),
             str(ipaddress.ip_address(gateway)) if gateway else None,
-            _number(of, _RTA_PRIORITY),
-            _number(netlink.attributes(of.get(_RTA_METRICS, b""), 0), _RTAX_MTU),
+            netlink.number(of, _RTA_PRIORITY),
+            netlink.number(netlink.attributes(of.get(_RTA_METRICS, b""), 0), _RTAX_MTU),
         )
-        yield _Route(family, _number(of, _RTA_TABLE) or table, _number(of, _RTA_OIF), kind == _UNICAST, route)
+        yield _Route(
+            family, netlink.number(of, _RTA_TABLE) or table, netlink.number(of, _RTA_OIF), kind == _UNICAST, route
+        )
 
 
 def _is_the_guests(one: _Route) -> bool:
@@ -204,21 +194,12 @@ def _permanent_neighbours() -> Iterator[tuple[int, Neighbour]]:
         family, index, state = struct.unpack_from("=B3xiH", data)
         of = netlink.attributes(data, 12)
         address, mac = of.get(_NDA_DST), of.get(_NDA_LLADDR, b"")
-        if state & _KERNEL_LINKS_NUD_PERMANENT and family in _FAMILIES and address and _is_unicast(mac):
+        if state & _NUD_PERMANENT and family in _FAMILIES and address and _is_unicast(mac):
             yield index, Neighbour(str(ipaddress.ip_address(address)), _mac(mac))
 
 
 def _is_unicast(mac: bytes) -> bool:
     return len(mac) == _ETHERNET_ADDRESS and not mac[0] & 1
-
-
-def _number(of: Attributes, kind: int) -> int:
-    data = of.get(kind, b"")
-    return int(struct.unpack("=I", data)[0]) if len(data) == 4 else 0
-
-
-def _text(of: Attributes, kind: int) -> str:
-    return of.get(kind, b"").rstrip(b"\0").decode(errors="replace")
 
 
 def _mac(data: bytes) -> str:

@@ -67,6 +67,17 @@ def attributes(data: bytes, at: int) -> Attributes:
     return found
 
 
+def number(of: Attributes, kind: int) -> int:
+    """A number of four bytes; 0 without the attribute."""
+    data = of.get(kind, b"")
+    return int(struct.unpack("=I", data)[0]) if len(data) == 4 else 0
+
+
+def text(of: Attributes, kind: int) -> str:
+    """ "" without the attribute."""
+    return of.get(kind, b"").rstrip(b"\0").decode(errors="replace")
+
+
 def dump(kind: int, head: bytes, protocol: int = socket.NETLINK_ROUTE) -> Sequence[bytes]:
     """The payloads of the kernel's answer to a dump request, in the thread's namespace. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:

@@ -31,12 +31,6 @@ from tapmanager.links.filters import (
     reflections_rules,
     spoof_filter_rules,
 )
-from tapmanager.links.kernel_links import (
-    neighbours_answer_for,
-    neighbours_any_ipv6,
-    neighbours_put_back,
-    neighbours_stand_in,
-)
 from tapmanager.links.link_messages import GONE, Change, LinkSettings, batch, remove_address, remove_route, set_link
 from tapmanager.links.nic_plan import KernelLink
 from tapmanager.pod import Neighbour, Nic, Route
@@ -140,10 +134,10 @@ def _build_one(nic: Nic) -> None:
 
 def answer_for(nic: Nic, wanted: Sequence[Neighbour]) -> None:
     """Makes the NIC's bridge answer the guest for these neighbours. Raises TapmanagerError, OSError."""
-    if neighbours_any_ipv6(wanted):
+    if kernel_links.any_ipv6(wanted):
         _let_know_ipv6(nic.bridge)
     with netlink_errors(f"answering for {', '.join(one.address for one in wanted)}"), IPRoute() as ipr:
-        neighbours_answer_for(ipr, nic, wanted)
+        kernel_links.answer_for(ipr, nic, wanted)
 
 
 def _let_know_ipv6(bridge: str) -> None:
@@ -165,7 +159,7 @@ def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
         tap.create(port, 0)
     _let_know_ipv6(nic.bridge)
     with netlink_errors(f"answering for {router}"), IPRoute() as ipr:
-        neighbours_stand_in(ipr, nic, Neighbour(str(router), mac.hex(":")), port)
+        kernel_links.add_stand_in(ipr, nic, Neighbour(str(router), mac.hex(":")), port)
 
 
 def answered_for(nic: Nic) -> Collection[str]:
@@ -238,10 +232,7 @@ def make_substitutes(nics: Sequence[Nic]) -> list[str]:
 
 def _stand_in_one(ipr: Any, nic: Nic) -> None:
     ipr.link("add", ifname=nic.link, kind="bridge", address=nic.mac)
-    index = _index(nic.link)
-    for address in nic.link_addresses:
-        ip, _, prefix = address.partition("/")
-        ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
+    _add_addresses(ipr, _index(nic.link), nic.link_addresses)
 
 
 def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
@@ -265,20 +256,23 @@ def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
     ipr.link("set", index=link, state="up")
     put_addresses(ipr, link, nic.link, nic.link_addresses)
     for subnet in {str(ipaddress.ip_interface(address).network) for address in nic.link_addresses}:
-        if (
-            Route(subnet) not in nic.link_routes
-        ):  # the plugin had removed the route that the kernel makes with an address
+        # If the plugin had removed the route that the kernel makes with an address, it is removed again.
+        if Route(subnet) not in nic.link_routes:
             _route_change(ipr, "del", Route(subnet), link)
     for route in nic.link_routes:
         # Adds the route beside those of other links, because each network's plugin may set a default route.
         _route_change(ipr, "append" if route.gateway else "replace", route, link)
-    neighbours_put_back(ipr, nic, link)
+    kernel_links.restore_neighbours(ipr, nic, link)
 
 
 def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> None:
     """Adds addresses to a link of the pod's namespace, where `build` has turned off IPv6 for new links."""
     if any(":" in address for address in addresses):
         _write_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "0")
+    _add_addresses(ipr, index, addresses)
+
+
+def _add_addresses(ipr: Any, index: int | None, addresses: Sequence[str]) -> None:
     for address in addresses:
         ip, _, prefix = address.partition("/")
         ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
@@ -323,16 +317,10 @@ def _filter(messages: Sequence[bytes]) -> None:
         return
     try:
         for code in netlink.exchange(_NETLINK_NETFILTER, *nft.batch(messages)):
-            _raise_for(code)
+            if code not in (0, errno.EEXIST):
+                raise OSError(code, os.strerror(code))  # noqa: TRY301  reported like a failed exchange
     except OSError as exc:
-        raise unavailable(_no_guard(exc.strerror or str(exc))) from exc
-
-
-def _raise_for(code: int) -> None:
-    if code not in (0, errno.EEXIST):
-        raise unavailable(_no_guard(os.strerror(code)))
-
-
-def _no_guard(why: str) -> str:
-    needs = "the kernel needs nf_tables with the bridge family (CONFIG_NF_TABLES_BRIDGE)"
-    return f"the guest's frames cannot be filtered: {why}; {needs}"
+        raise unavailable(
+            f"the guest's frames cannot be filtered: {exc.strerror or exc}; the kernel needs nf_tables with the bridge family "
+            "(CONFIG_NF_TABLES_BRIDGE)"
+        ) from exc

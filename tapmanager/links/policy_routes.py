@@ -252,8 +252,8 @@ def _rules(dump: Dump) -> Iterator[_Rule]:
         of = netlink.attributes(data, 12)
         rule = PolicyRule(
             _FAMILIES[family],
-            _number(of, _FRA_PRIORITY),
-            _number(of, _FRA_TABLE) or table,
+            netlink.number(of, _FRA_PRIORITY),
+            netlink.number(of, _FRA_TABLE) or table,
             _network(of.get(_FRA_SRC), source_length),
             _network(of.get(_FRA_DST), target_length),
         )
@@ -282,7 +282,7 @@ def _routes(dump: Dump) -> Iterator[_Route]:
     for data in dump(_GETROUTE, struct.pack("=12x")):
         family, length, source_length, tos, table, kind, flags = struct.unpack_from("=BBBBB2xBI", data)
         of = netlink.attributes(data, 12)
-        table = _number(of, _RTA_TABLE) or table
+        table = netlink.number(of, _RTA_TABLE) or table
         if family not in _FAMILIES or flags & _CLONED or table in RESERVED_TABLES:
             continue
         version = _FAMILIES[family]
@@ -294,10 +294,10 @@ def _routes(dump: Dump) -> Iterator[_Route]:
             destination,
             _kernel_policies_address(of.get(_RTA_GATEWAY)),
             _kernel_policies_address(of.get(_RTA_PREFSRC)),
-            _number(of, _RTA_PRIORITY),
-            _number(netlink.attributes(of.get(_RTA_METRICS, b""), 0), _RTAX_MTU),
+            netlink.number(of, _RTA_PRIORITY),
+            netlink.number(netlink.attributes(of.get(_RTA_METRICS, b""), 0), _RTAX_MTU),
         )
-        link = _number(of, _RTA_OIF) if kind == _UNICAST else ALL_LINKS
+        link = netlink.number(of, _RTA_OIF) if kind == _UNICAST else ALL_LINKS
         yield _Route(version, link, route, _wrong_with_route(of, source_length, tos, kind))
 
 
@@ -315,11 +315,6 @@ def _wrong_with_route(of: Attributes, source_length: int, tos: int, kind: int) -
     if set(netlink.attributes(of.get(_RTA_METRICS, b""), 0)) - {_RTAX_MTU}:
         found.add("metrics other than mtu")
     return ", ".join(sorted(found))
-
-
-def _number(of: Attributes, kind: int) -> int:
-    data = of.get(kind, b"")
-    return int(struct.unpack("=I", data)[0]) if len(data) == 4 else 0
 
 
 def _network(packed: bytes | None, length: int) -> str:
