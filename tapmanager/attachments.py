@@ -34,7 +34,7 @@ from tapmanager.cni.result import parse_result
 from tapmanager.cni.status import PluginStatus, PodAddresses
 from tapmanager.dhcp.opened import GuestNic, open_nics
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.errors import TapmanagerError, internal, invalid
+from tapmanager.errors import TapmanagerError, internal, invalid, wrong_state
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase
@@ -218,10 +218,9 @@ class Attachments:
     def _attach_existing(self, pod: Pod, wanted: Existing, found: Entry | None, until: float) -> Entry:
         if found is not None:
             if found.netns != wanted.path or not self._is_attached(found):
-                raise TapmanagerError(
-                    "failed-precondition",
+                raise wrong_state(
                     f"{wanted.path} is not the network namespace that sandbox {pod.sandbox} was attached to ({found.netns}); "
-                    "the pod needs a new sandbox",
+                    "the pod needs a new sandbox"
                 )
             return found
         with self._locks.holding(_OTHERS, until), existing.opened(wanted.path) as descriptor:

@@ -8,33 +8,31 @@ sets hold the plugins' capabilities, and the effective set holds tapmanager's. s
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import os
 import queue
 import signal
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tapmanager.errors import TapmanagerError
-from tapmanager.log_lines import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-import ctypes
-import struct
-from collections.abc import Collection
+
+log = logging.getLogger(__name__)
 
 # systemd: reports READY, WATCHDOG and STOPPING, and takes over an activated socket, without libsystemd. The protocols are in
 # sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3).
 
 _FIRST_FD = 3
-
-
 # systemd reads at once; a full queue must never delay a life-cycle step.
 _TIMEOUT = 0.5
 
@@ -103,8 +101,6 @@ def _signals(*numbers: int) -> queue.SimpleQueue[None]:
 
 # SIGHUP reads the settings again. If they have no fault, all changeable ones are applied; otherwise none.
 
-log = logging.getLogger(__name__)
-
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -136,12 +132,10 @@ class Reload(Generic[S]):
         try:
             new = self.load()
         except TapmanagerError as exc:
-            refused = one_line(str(exc))
-        else:
-            self._take(new)
-            return True
-        log.error("settings.refused the former settings stay in force: %s", refused)
-        return False
+            log.error("settings.refused the former settings stay in force: %s", exc)  # noqa: TRY400
+            return False
+        self._take(new)
+        return True
 
     def _take(self, new: S) -> None:
         changed = [
@@ -155,8 +149,6 @@ class Reload(Generic[S]):
         if later := [name for name in changed if name not in now]:
             log.warning("settings.need_restart settings=%s", ",".join(later))
 
-
-log = logging.getLogger(__name__)
 
 # The numbers in linux/capability.h.
 _NUMBERS = {

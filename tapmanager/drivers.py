@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
-from tapmanager.errors import TapmanagerError, internal, invalid
+from tapmanager.errors import TapmanagerError, internal, invalid, wrong_state
 from tapmanager.kernel_files import names_in, value_in, write_once
 
 # PCI functions. Uses `driver_override`, which affects one function. `new_id` would make the driver take every function of that
@@ -50,10 +50,9 @@ class PciDrivers:
         device = self._device(address)
         self._refuse_bridge(device, address)
         if driver == VFIO and not os.path.isdir(self._driver_directory(VFIO)):
-            raise TapmanagerError(
-                "failed-precondition",
+            raise wrong_state(
                 f"PCI device {address} cannot be bound to {VFIO}, because the driver is not loaded; run modprobe {VFIO}, and add "
-                "a file below /etc/modules-load.d for the next boot",
+                "a file below /etc/modules-load.d for the next boot"
             )
         now = self.driver(address)
         if driver not in (VFIO, now):
@@ -108,10 +107,9 @@ class PciDrivers:
         with contextlib.suppress(FileNotFoundError):  # no IOMMU
             group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
             if self._is_open(f"/dev/vfio/{group}"):
-                raise TapmanagerError(
-                    "failed-precondition",
+                raise wrong_state(
                     f"PCI device {address} is in use: a virtual machine has its IOMMU group {group} open. The "
-                    "device is free when that virtual machine has ended",
+                    "device is free when that virtual machine has ended"
                 )
 
     def _write(self, path: str, text: str) -> None:

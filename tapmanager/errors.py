@@ -16,6 +16,11 @@ def invalid(message: str) -> TapmanagerError:
     return TapmanagerError("invalid", message)
 
 
+def wrong_state(message: str) -> TapmanagerError:
+    """The object exists, but cannot do this now."""
+    return TapmanagerError("failed-precondition", message)
+
+
 def unavailable(message: str) -> TapmanagerError:
     """Something external is not available now; the same request may work later."""
     return TapmanagerError("unavailable", message)

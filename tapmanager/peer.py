@@ -6,7 +6,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from tapmanager.errors import TapmanagerError
+from tapmanager.errors import wrong_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +33,5 @@ def process_of(peer: Peer) -> str:
         with open(f"/proc/{peer.pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError) as exc:
-        raise TapmanagerError("failed-precondition", f"process {peer.pid} has ended") from exc
+        raise wrong_state(f"process {peer.pid} has ended") from exc
     return f"{peer.pid}/{fields[19]}"

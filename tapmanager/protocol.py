@@ -38,19 +38,10 @@ _FD_BYTES = struct.calcsize("i")
 # The values of virtshim.model.errors.Kind that tapmanager uses; a test compares the two.
 KINDS = frozenset(
     {
-        "invalid",
-        "not-found",
-        "already-exists",
-        "failed-precondition",
-        "deadline",
-        "unavailable",
-        "exhausted",
-        "permission",
-        "unimplemented",
-        "aborted",
-        "internal",
+        "invalid", "not-found", "already-exists", "failed-precondition", "deadline", "unavailable", "exhausted", "permission",
+        "unimplemented", "aborted", "internal",
     }
-)
+)  # fmt: skip
 
 
 class FrameError(Exception):

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tapmanager import protocol
-from tapmanager.errors import TapmanagerError, invalid, unavailable
+from tapmanager.errors import TapmanagerError, invalid, unavailable, wrong_state
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.links import netns, stream, tap
@@ -138,7 +138,7 @@ class TapHandover:
         if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
             raise _no_network(sandbox)
         if entry.phase is not Phase.ATTACHED:
-            raise TapmanagerError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
+            raise wrong_state(f"the network of sandbox {sandbox} is {entry.phase.value}")
         return entry
 
     def _open_taps(self, entry: Entry, until: float) -> list[list[int]]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, parse_mountinfo, settings
-from tapmanager.errors import TapmanagerError, internal, invalid
+from tapmanager.errors import TapmanagerError, internal, invalid, wrong_state
 from tapmanager.kernel_files import write_once
 from tapmanager.peer import Peer
 
@@ -139,9 +139,7 @@ class VmCgroups:
     def _enter(self, path: str, pid: int) -> None:
         places = self._places(path)
         if not places:
-            raise TapmanagerError(
-                "failed-precondition", f"the cgroup {path} is gone; remove the container to recreate it"
-            )
+            raise wrong_state(f"the cgroup {path} is gone; remove the container to recreate it")
         for one, directory in places:
             try:
                 write_once(f"{directory}/cgroup.procs", str(pid))
@@ -232,7 +230,7 @@ def _require_live_peer(peer: Peer) -> None:
     try:
         status = _read(f"/proc/{peer.pid}/status")
     except (FileNotFoundError, ProcessLookupError) as exc:
-        raise TapmanagerError("failed-precondition", f"process {peer.pid} has ended") from exc
+        raise wrong_state(f"process {peer.pid} has ended") from exc
     uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
     if str(peer.uid) not in uids:
         raise TapmanagerError("permission", f"process {peer.pid} no longer belongs to uid {peer.uid}")
@@ -263,9 +261,7 @@ def _refuse_less_than_used(directory: str, wanted: int) -> None:
     droppable = dict(line.split() for line in _read(f"{directory}/memory.stat").splitlines())
     used -= int(droppable.get("active_file", 0)) + int(droppable.get("inactive_file", 0))
     if used > wanted:
-        raise TapmanagerError(
-            "failed-precondition", f"memory: {used} bytes are in use, so the limit cannot be {wanted}"
-        )
+        raise wrong_state(f"memory: {used} bytes are in use, so the limit cannot be {wanted}")
 
 
 def _restore(path: str, value: str) -> None:
@@ -287,9 +283,7 @@ def _remove(directory: str) -> None:
                 raise internal(f"the cgroup {directory} cannot be removed: {exc.strerror}") from exc
         else:
             return
-    raise TapmanagerError(
-        "failed-precondition", f"the cgroup {directory} cannot be removed: it still contains processes"
-    )
+    raise wrong_state(f"the cgroup {directory} cannot be removed: it still contains processes")
 
 
 def _until(end: float) -> Iterator[None]:

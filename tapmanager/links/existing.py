@@ -8,7 +8,7 @@ import ipaddress
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from tapmanager.errors import TapmanagerError, invalid
+from tapmanager.errors import TapmanagerError, invalid, wrong_state
 from tapmanager.links import netns, pod_links
 from tapmanager.links.nic_plan import KernelLink
 from tapmanager.network_values import Existing
@@ -56,9 +56,7 @@ def opened(path: str) -> Iterator[int]:
     try:
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise TapmanagerError(
-            "failed-precondition", f"the network namespace {path} is gone; the pod needs a new sandbox"
-        ) from exc
+        raise wrong_state(f"the network namespace {path} is gone; the pod needs a new sandbox") from exc
     try:
         if os.fstat(found).st_dev != os.stat(_NODES[-1]).st_dev:
             raise _no_namespace(path)
@@ -81,9 +79,8 @@ def _only(path: str, there: Sequence[KernelLink]) -> KernelLink:
     """The one link with addresses. Links without addresses are the kernel's own for tunnels."""
     used = [link for link in there if link.addresses]
     if not used:
-        raise TapmanagerError(
-            "failed-precondition",
-            f"no interface of {path} has an address: its sandbox was stopped, or its network failed; the pod needs a new sandbox",
+        raise wrong_state(
+            f"no interface of {path} has an address: its sandbox was stopped, or its network failed; the pod needs a new sandbox"
         )
     if len(used) > 1:
         raise invalid(
@@ -97,10 +94,9 @@ def _pods(existing: Existing, link: KernelLink) -> tuple[str, ...]:
     """The pod's addresses with their prefix lengths, one of each family, because passt supports no more."""
     there = {str(ipaddress.ip_interface(one).ip): one for one in link.addresses}
     if missing := [ip for ip in existing.addresses if ip not in there]:
-        raise TapmanagerError(
-            "failed-precondition",
+        raise wrong_state(
             f"{link.name} in {existing.path} has {', '.join(there)}, but the pod has {', '.join(missing)}; the pod needs a new "
-            "sandbox",
+            "sandbox"
         )
     found: dict[int, str] = {}
     for ip in existing.addresses or there:

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from tapmanager.errors import TapmanagerError, internal
+from tapmanager.errors import TapmanagerError, internal, wrong_state
 
 _POLL = 0.01
 # No passt listens, or it has not yet taken the connection of an earlier call.
@@ -75,4 +75,4 @@ def _connected(through: str, path: str, until: float) -> socket.socket:
 
 
 def _ended(path: str) -> TapmanagerError:
-    return TapmanagerError("failed-precondition", f"the VM's passt has ended ({path}); restart the container")
+    return wrong_state(f"the VM's passt has ended ({path}); restart the container")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tapmanager import protocol
-from tapmanager.errors import TapmanagerError
+from tapmanager.errors import TapmanagerError, wrong_state
 
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
@@ -97,7 +97,7 @@ def open_taps(taps: Iterable[Wanted]) -> list[list[int]]:
 
 def _in_use(name: str) -> TapmanagerError:
     message = f"the tap {name} is in use by another process, because this pod's virtual machine is already running"
-    return TapmanagerError("failed-precondition", message)
+    return wrong_state(message)
 
 
 def _is_open(name: str) -> bool:

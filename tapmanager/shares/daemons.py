@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from tapmanager.cgroups.plan import RequestedLimits
 from tapmanager.cgroups.tree import VmCgroups
-from tapmanager.errors import TapmanagerError, deadline, internal, invalid, unavailable
+from tapmanager.errors import TapmanagerError, deadline, internal, invalid, unavailable, wrong_state
 from tapmanager.kernel_files import names_in
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.shares import launcher, passt, plan
@@ -41,8 +41,7 @@ _FILE_MAX = "/proc/sys/fs/file-max"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EACCES, errno.EPERM)
 _VERSION_SECONDS = 10.0
 # Where passt makes its socket, in its own mount namespace.
-_PASSTS_FOLDER = "/tmp"  # noqa: S108  a folder of its own, see `launcher`
-_PASSTS_SOCKET = f"{_PASSTS_FOLDER}/{passt.SOCKET}"
+_PASSTS_SOCKET = f"{launcher.PASSTS_FOLDER}/{passt.SOCKET}"
 # The part of the caller's time to use. If all were used, the caller would be gone before it learns which volume does not answer.
 _TO_TELL = 0.1
 # Seconds until a killed process has gone, unless the kernel waits for a volume's server.
@@ -125,8 +124,10 @@ class ShareDaemons:
     def require_passt(self) -> str:
         """The path of passt. Raises TapmanagerError (unavailable) if it is missing."""
         path = self._passt or passt.PROGRAM
-        if path.startswith(f"{_PASSTS_FOLDER}/"):
-            raise invalid(f"shares.passt: {path} is below {_PASSTS_FOLDER}, where passt has its own folder; move it")
+        if path.startswith(f"{launcher.PASSTS_FOLDER}/"):
+            raise invalid(
+                f"shares.passt: {path} is below {launcher.PASSTS_FOLDER}, where passt has its own folder; move it"
+            )
         if not os.access(path, os.X_OK):
             raise unavailable(f"passt is missing at {path}; install the package passt, or set shares.passt")
         return path
@@ -254,7 +255,7 @@ class ShareDaemons:
         assert child.stdout is not None
         with child.stdin, child.stdout:
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps({"mounts": [mount.to_json() for mount in mounts], **orders}).encode())
+                child.stdin.write(json.dumps({"mounts": list(map(dataclasses.asdict, mounts)), **orders}).encode())
                 child.stdin.close()
             lines, is_whole = _read_lines(child.stdout.fileno(), until)
         if not is_whole:
@@ -298,10 +299,7 @@ class ShareDaemons:
                 self._kill(pid, place)
             killed.update(found)
             if time.monotonic() >= until:
-                raise TapmanagerError(
-                    "failed-precondition",
-                    f"process {found[0]}, which serves a VM, does not end; a volume's server may be gone",
-                )
+                raise wrong_state(f"process {found[0]}, which serves a VM, does not end; a volume's server may be gone")
             threading.Event().wait(_END_POLL)
         self._children.bury(killed)
         if group := _text(place.group_file):

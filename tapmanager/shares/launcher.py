@@ -61,7 +61,7 @@ _NEWNS, _NEWNET = 0x00020000, 0x40000000
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
 # passt's socket is here for passt alone, because the AppArmor profiles of distributions allow it no other place.
-_PASSTS_FOLDER = "/tmp"  # noqa: S108  in a mount namespace of its own
+PASSTS_FOLDER = "/tmp"  # noqa: S108  in a mount namespace of its own
 _PORTS, _PING = "/proc/sys/net/ipv4/ip_unprivileged_port_start", "/proc/sys/net/ipv4/ping_group_range"
 # Users of the guest can reach the volumes only at their paths, and cannot list the directory above them.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
@@ -129,7 +129,7 @@ def _become_passt(orders: _NetworkOrders, report: int) -> None:
     _settle(orders["groups"], orders["open_files"])
     _enter(orders["netns"], orders["inode"])
     _let_passt(orders)
-    _mount(orders["folder"], _PASSTS_FOLDER, None, _BIND)
+    _mount(orders["folder"], PASSTS_FOLDER, None, _BIND)
     os.setgroups([])
     os.setgid(orders["uid"])
     os.setuid(orders["uid"])

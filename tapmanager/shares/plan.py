@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapmanager.fields import BadField, Json, objects, refuse_unknown, text
+from tapmanager.fields import BadField, Json, each, flag, refuse_unknown, text
 
 # Paths of virtiofsd in distributions: the Rust version, or the old C version of QEMU.
 PROGRAMS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
@@ -31,22 +31,19 @@ class SharedMount:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> SharedMount:
-        refuse_unknown(obj, ("host_path", "readonly", "follows"), where)
+        refuse_unknown(obj, cls.__slots__, where)
         path = text(obj, "host_path", where)
         if not path.startswith("/") or len(path.encode()) > _LONGEST_PATH:
             raise BadField(f"{where}.host_path: must be an absolute path of at most {_LONGEST_PATH} bytes")
-        return cls(path, _flag(obj, "readonly", where), _flag(obj, "follows", where))
-
-    def to_json(self) -> Json:
-        return {"host_path": self.host_path, "readonly": self.readonly, "follows": self.follows}
+        return cls(path, flag(obj, "readonly", where), flag(obj, "follows", where))
 
 
 def mounts_of(args: Json) -> Sequence[SharedMount]:
     """Raises BadField."""
-    found = objects(args, "mounts", "args")
+    found = each(args, "mounts", "args", SharedMount.from_json)
     if len(found) > MOST_MOUNTS:
         raise BadField(f"args.mounts: {len(found)} volumes; a virtual machine has at most {MOST_MOUNTS}")
-    return [SharedMount.from_json(one, f"args.mounts[{at}]") for at, one in enumerate(found)]
+    return found
 
 
 def parent_of(args: Json) -> str:
@@ -79,20 +76,11 @@ def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequenc
     """The command line of virtiofsd. It serves `root` to the first client of the listening `socket`, and ends with that
     connection. It runs as root, so that chown, 0600 files and setgid directories work in the guest as in a container; its
     other rights are removed. It keeps its limit of open files."""
+    words = (program, f"--fd={socket}", "--rlimit-nofile=0")
+    both = ("sandbox=namespace", "modcaps=-mknod:-setfcap", "cache=auto")
     if rust:
-        return (
-            program,
-            f"--fd={socket}",
-            f"--shared-dir={root}",
-            "--sandbox=namespace",
-            "--seccomp=kill",
-            "--rlimit-nofile=0",
-            "--modcaps=-mknod:-setfcap",
-            "--announce-submounts",
-            "--cache=auto",
-        )
-    options = ("sandbox=namespace", "modcaps=-mknod:-setfcap", "announce_submounts", "cache=auto")
-    words = (program, f"--fd={socket}", "--rlimit-nofile=0", "-o", f"source={root}")
+        return (*words, f"--shared-dir={root}", "--seccomp=kill", "--announce-submounts", *(f"--{one}" for one in both))
+    options = (f"source={root}", "announce_submounts", *both)
     return (*words, *(word for option in options for word in ("-o", option)))
 
 
@@ -104,10 +92,3 @@ def most_open_files(of_the_node: int) -> int:
 def serves(command: Sequence[str], root: str) -> bool:
     """Whether this command line is that of the share's daemon, or of the launcher that becomes it."""
     return any(word in (root, f"source={root}", f"--shared-dir={root}") for word in command)
-
-
-def _flag(obj: Json, name: str, where: str) -> bool:
-    value = obj.get(name, False)
-    if not isinstance(value, bool):
-        raise BadField(f"{where}.{name}: must be true or false")
-    return value

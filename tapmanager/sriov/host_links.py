@@ -26,7 +26,7 @@ from tapmanager.sriov.vf_settings import LINK_STATES, PROTOCOLS, VfSettings
 
 # RTEXT_FILTER_VF: needed to get the functions at all. RTEXT_FILTER_SKIP_STATS: with counters, the functions of a card with very
 # many of them do not fit into one attribute.
-VF_MESSAGES_EXT_MASK = 1 | 8
+EXT_MASK = 1 | 8
 
 _RTM_SETLINK = 19
 _VFINFO_LIST, _VF_INFO, _VLAN_INFO = 22, 1, 1
@@ -34,7 +34,7 @@ _MAC, _SPOOF_CHECK, _LINK_STATE, _RATE, _RSS_QUERY, _TRUST, _VLAN_LIST = 1, 4, 5
 _UNKNOWN = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
 
 
-def vf_messages_settings_of(link: Any, number: int) -> VfSettings | None:
+def settings_of(link: Any, number: int) -> VfSettings | None:
     """Reads the settings from pyroute2's link message, requested with EXT_MASK. None if it does not report the function."""
     known = link.get_attr("IFLA_VFINFO_LIST")
     for info in known.get_attrs("IFLA_VF_INFO") if known is not None else ():
@@ -83,7 +83,7 @@ def _switch(info: Any, kind: str, name: str) -> bool | None:
     return None if value is None else bool(value)
 
 
-def vf_messages_request(index: int, number: int, change: VfSettings) -> bytes:
+def request_of(index: int, number: int, change: VfSettings) -> bytes:
     """One message with all settings of `change` for VF `number` of the link `index`. The kernel applies them in turn, and
     stops at the first that the card refuses."""
     head = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
@@ -125,14 +125,14 @@ _BUSY = (errno.EAGAIN, errno.EBUSY)
 class NetlinkHostLinks:
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
         with pod_links.netlink_errors(f"reading VF {number} of {physical}"), IPRoute() as ipr:
-            for link in ipr.get_links(self._index(ipr, physical), ext_mask=VF_MESSAGES_EXT_MASK):
-                return vf_messages_settings_of(link, number)
+            for link in ipr.get_links(self._index(ipr, physical), ext_mask=EXT_MASK):
+                return settings_of(link, number)
         return None
 
     def set_vf(self, physical: str, number: int, change: VfSettings) -> None:
         """Waits for a function that is busy with its reset."""
         try:
-            message = vf_messages_request(socket.if_nametoindex(physical), number, change)
+            message = request_of(socket.if_nametoindex(physical), number, change)
         except OSError as exc:
             raise _gone(physical) from exc
         until = time.monotonic() + _RESETS

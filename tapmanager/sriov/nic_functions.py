@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tapmanager.drivers import VFIO, PciDrivers
-from tapmanager.errors import TapmanagerError, internal
+from tapmanager.errors import TapmanagerError, internal, wrong_state
 from tapmanager.fields import Json
 from tapmanager.kernel_files import names_in
 from tapmanager.links import network_plan
@@ -205,10 +205,9 @@ class NicFunctions:
 
 
 def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> TapmanagerError:
-    return TapmanagerError(
-        "failed-precondition",
+    return wrong_state(
         f"guests may not use {place} ({address}), because it did not keep its {lost} when bound to {VFIO}. Update the driver "
-        "and firmware of the card, or remove the setting from the network's configuration",
+        "and firmware of the card, or remove the setting from the network's configuration"
     )
 
 

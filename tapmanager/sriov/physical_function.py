@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from tapmanager.errors import TapmanagerError, internal
+from tapmanager.errors import TapmanagerError, internal, wrong_state
 from tapmanager.kernel_files import names_in, value_in
 from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched_settings
 
@@ -65,10 +65,9 @@ class PhysicalFunctions:
         """Raises TapmanagerError."""
         physical = self._own_interfaces(address)
         if not physical:
-            raise TapmanagerError(
-                "failed-precondition",
+            raise wrong_state(
                 f"the physical function of {address} has no network interface on the host, so its MAC and VLAN cannot be set. "
-                "Bind the card itself to its network driver",
+                "Bind the card itself to its network driver"
             )
         owner = os.path.realpath(os.path.join(self._devices, address, "physfn"))
         for name in names_in(os.path.join(self._devices, address, "physfn")):

@@ -165,7 +165,8 @@ def test_both_virtiofsds_are_recognised_and_get_equivalent_arguments() -> None:
     ours = plan.command_line("/v", 3, "/run/shares/x/root", rust=False)
     rust = plan.command_line("/v", 3, "/run/shares/x/root", rust=True)
     assert ours[:5] == ("/v", "--fd=3", "--rlimit-nofile=0", "-o", "source=/run/shares/x/root")
-    assert rust[:3] == ("/v", "--fd=3", "--shared-dir=/run/shares/x/root")
+    assert rust[:2] == ("/v", "--fd=3")
+    assert "--shared-dir=/run/shares/x/root" in rust
     for words in (" ".join(ours), " ".join(rust)):
         assert "sandbox=namespace" in words
         assert "modcaps=-mknod:-setfcap" in words

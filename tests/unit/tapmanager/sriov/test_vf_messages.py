@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.requests.link import LinkIPRouteFilter
 
-from tapmanager.sriov.host_links import vf_messages_request, vf_messages_settings_of
+from tapmanager.sriov.host_links import request_of, settings_of
 from tapmanager.sriov.vf_settings import LINK_STATES, VfSettings
 
 MAC = "0a:58:0a:01:00:07"
@@ -61,7 +61,7 @@ def read(message: bytes) -> ifinfmsg:
 
 
 def test_all_settings_of_a_function_are_read() -> None:
-    assert vf_messages_settings_of(link(told(0), told(3)), 3) == VfSettings(
+    assert settings_of(link(told(0), told(3)), 3) == VfSettings(
         mac=MAC,
         vlan=100,
         qos=3,
@@ -76,32 +76,32 @@ def test_all_settings_of_a_function_are_read() -> None:
 
 
 def test_a_function_that_the_card_does_not_report_has_no_settings() -> None:
-    assert vf_messages_settings_of(link(told(0)), 1) is None
-    assert vf_messages_settings_of(link(), 0) is None
-    assert vf_messages_settings_of(read(struct.pack("=IHHIIBxHiII", 32, 16, 0, 1, 0, 0, 1, 7, 0, 0)), 0) is None
+    assert settings_of(link(told(0)), 1) is None
+    assert settings_of(link(), 0) is None
+    assert settings_of(read(struct.pack("=IHHIIBxHiII", 32, 16, 0, 1, 0, 0, 1, 7, 0, 0)), 0) is None
 
 
 def test_a_setting_that_a_driver_does_not_report_is_neither_on_nor_off() -> None:
-    found = vf_messages_settings_of(link(told(0, switches=(NOT_TOLD, 0, NOT_TOLD, NOT_TOLD))), 0)
+    found = settings_of(link(told(0, switches=(NOT_TOLD, 0, NOT_TOLD, NOT_TOLD))), 0)
     assert found is not None
     assert (found.spoof_check, found.link_state, found.rss_query, found.trust) == (None, "auto", None, None)
 
 
 def test_a_link_state_of_a_later_kernel_is_not_guessed_at() -> None:
-    found = vf_messages_settings_of(link(told(0, switches=(0, 9, 0, 0))), 0)
+    found = settings_of(link(told(0, switches=(0, 9, 0, 0))), 0)
     assert found is not None
     assert found.link_state is None
 
 
 def test_a_kernel_without_vlan_protocols_means_8021q() -> None:
-    found = vf_messages_settings_of(link(told(0, vlan=attribute(14, b""))), 0)
+    found = settings_of(link(told(0, vlan=attribute(14, b""))), 0)
     assert found is not None
     assert (found.vlan, found.qos, found.protocol) == (100, 3, "802.1Q")
 
 
 def test_the_protocol_of_no_vlan_means_nothing() -> None:
     none = attribute(12, attribute(1, struct.pack("=III", 0, 0, 0) + b"\x88\xa8\0\0"))
-    found = vf_messages_settings_of(link(told(0, vlan=none)), 0)
+    found = settings_of(link(told(0, vlan=none)), 0)
     assert found is not None
     assert (found.vlan, found.protocol) == (0, "802.1Q")
 
@@ -130,7 +130,7 @@ def test_a_change_has_the_kernels_structure(change: VfSettings, attributes: str)
     info = struct.pack("=HH", 4 + len(wanted), 0x8001) + wanted
     functions = struct.pack("=HH", 4 + len(info), 0x8016) + info
     head = struct.pack("=IHHII", 32 + len(functions), 19, 5, 1, 0) + struct.pack("=BxHiII", 0, 0, 7, 0, 0)
-    assert vf_messages_request(7, 2, change) == head + functions
+    assert request_of(7, 2, change) == head + functions
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_change_equals_pyroute2s_message(change: VfSettings, asked: dict[str, 
     theirs["index"] = 7
     theirs["attrs"] = [("IFLA_VFINFO_LIST", LinkIPRouteFilter("set").get_vf({"vf": 2, **asked}))]
     theirs.encode()
-    flagged = bytearray(vf_messages_request(7, 2, change)[32:])
+    flagged = bytearray(request_of(7, 2, change)[32:])
     flagged[3] = flagged[7] = 0  # we say that the two are nested, it does not
     assert bytes(flagged) == bytes(theirs.data[32:])
 
@@ -172,7 +172,7 @@ SETTINGS = st.builds(
 
 @given(settings=SETTINGS, number=st.integers(0, 255))
 def test_written_settings_are_read_back_unchanged(settings: VfSettings, number: int) -> None:
-    assert vf_messages_settings_of(read(vf_messages_request(7, number, settings)), number) == settings
+    assert settings_of(read(request_of(7, number, settings)), number) == settings
 
 
 @given(settings=SETTINGS)
@@ -184,7 +184,7 @@ def test_a_message_of_a_real_cards_driver_is_read() -> None:
     """Linux 6.12's igb: two VFs, the second of which was set up."""
     raw = (Path(__file__).resolve().parents[3] / "fixtures" / "netlink" / "igb-two-vfs.hex").read_text()
     message = read(bytes.fromhex(raw))
-    assert vf_messages_settings_of(message, 0) == VfSettings(
+    assert settings_of(message, 0) == VfSettings(
         mac="b2:24:71:ef:7c:ee",
         vlan=0,
         qos=0,
@@ -195,7 +195,7 @@ def test_a_message_of_a_real_cards_driver_is_read() -> None:
         link_state="auto",
         trust=False,
     )
-    assert vf_messages_settings_of(message, 1) == VfSettings(
+    assert settings_of(message, 1) == VfSettings(
         mac=MAC,
         vlan=100,
         qos=3,
@@ -206,4 +206,4 @@ def test_a_message_of_a_real_cards_driver_is_read() -> None:
         link_state="auto",
         trust=True,
     )
-    assert vf_messages_settings_of(message, 2) is None
+    assert settings_of(message, 2) is None
