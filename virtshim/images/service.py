@@ -58,8 +58,7 @@ class ImageService:
         self._pinned = pinned or Live(())
         self._vm_images = vm_images
         self._lock = threading.RLock()
-        self.pulling: Counter[str] = Counter()
-        """The references of running pulls. Reading it requires the lock."""
+        self._pulling: Counter[str] = Counter()
 
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
@@ -90,12 +89,17 @@ class ImageService:
     @contextlib.contextmanager
     def _under_way(self, reference: str) -> Iterator[None]:
         with self._lock:
-            self.pulling[reference] += 1
+            self._pulling[reference] += 1
         try:
             yield
         finally:
             with self._lock:
-                self.pulling -= Counter((reference,))
+                self._pulling -= Counter((reference,))
+
+    def pulling(self) -> Sequence[str]:
+        """The references of running pulls."""
+        with self._lock:
+            return list(self._pulling)
 
     def _fetched(self, reference: str, fetch: Callable[[], FetchedImage], attempts: int) -> Image:
         for _ in range(attempts):

@@ -101,7 +101,7 @@ class ImageGc:
 
     def _pulled_now(self) -> set[ImageId]:
         found = set()
-        for reference in self.images.pulling:
+        for reference in self.images.pulling():
             with contextlib.suppress(InvalidRequest):
                 if image := self.images.find(reference):
                     found.add(image.id)

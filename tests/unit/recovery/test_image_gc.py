@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from virtshim.config.settings import Settings
 from virtshim.metrics import observed
 from virtshim.model.container import Mount
 from virtshim.model.errors import InternalError
-from virtshim.model.image import ImageConfig
+from virtshim.model.image import Image, ImageConfig
 
 A, B, C = (f"registry.test/vm/{name}:1" for name in "abc")
 MINUTE = 60.0
@@ -164,6 +165,29 @@ def test_an_image_whose_name_is_being_pulled_stays(world: World) -> None:
         gate.open()
         pull.join()
     assert names(world) == {A}
+
+
+def test_a_pull_may_begin_while_the_images_in_use_are_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, pulls = world.images.find, contextlib.ExitStack()
+
+    def begin_pull(name: str) -> None:
+        gate = world.journal.hold("files.fetch")
+        pull = threading.Thread(target=world.pull, args=(name,))
+        pulls.callback(pull.join)
+        pulls.callback(gate.open)
+        pull.start()
+        gate.wait()
+
+    def find_while_another_begins(reference: str) -> Image | None:
+        if B not in world.images.pulling():
+            begin_pull(B)
+        return find(reference)
+
+    with pulls:
+        begin_pull(A)
+        monkeypatch.setattr(world.images, "find", find_while_another_begins)
+        look(world)
+        assert names(world) == {A, B}
 
 
 def test_no_image_is_removed_while_a_record_is_unreadable(world: World) -> None:
