@@ -102,7 +102,7 @@ def _document(files: HostFiles, path: str) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
     try:
         found = yaml.safe_load(files.content(path, _MAX_BYTES))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as exc:
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: not UTF-8, or a date that does not exist
         raise InvalidRequest(f"not YAML: {' '.join(str(exc).split())[:200]}") from exc
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InvalidRequest("not a KubeletConfiguration")

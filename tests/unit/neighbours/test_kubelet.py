@@ -87,7 +87,7 @@ def test_a_kubelet_without_a_unit_is_found_by_its_process(node: FakeSysfs) -> No
     assert found.value == "unix:///run/k3s.sock"
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "- a"])
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "- a", "a: 2026-13-45"])
 def test_an_unreadable_file_is_named(kubeadm: FakeSysfs, text: str) -> None:
     kubeadm.write(CONFIG_FILE, text)
     (told,) = read(kubeadm.files()).unreadable
