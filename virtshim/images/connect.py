@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from virtshim.images.pull_watch import PullWatch
-from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
 
 # Networks from which images are never fetched. Without this rule, anybody who names an image could make this daemon
 # send requests from the node's own network. Pure.
@@ -180,7 +180,10 @@ def _addresses(host: str, port: int, deadline: float, watch: PullWatch) -> list[
         except (OSError, UnicodeError) as exc:
             answer.put(exc if isinstance(exc, OSError) else OSError(f"{host} is not a host name"))
 
-    threading.Thread(target=resolve, name="image-pull-resolve", daemon=True).start()
+    try:
+        threading.Thread(target=resolve, name="image-pull-resolve", daemon=True).start()
+    except RuntimeError as exc:
+        raise Unavailable(f"{host} cannot be looked up, because no thread can be started; try again later") from exc
     while True:
         watch.check()
         if time.monotonic() >= deadline:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from fakes.journal import WAIT_LIMIT
 from fakes.webserver import LOOPBACK
 
-from virtshim.images import http_client
+from virtshim.images import connect, http_client
 from virtshim.images.connect import ForbiddenNetworks
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.http_client import HttpClient
@@ -499,3 +500,18 @@ def test_concurrent_pulls_of_one_image_agree(web, store, qcow2: bytes, incoming:
     assert len(found) == 8
     assert len(set(found)) == 1
     assert incoming() == []
+
+
+def test_a_look_up_without_a_free_thread_may_be_repeated(web, store, qcow2: bytes, monkeypatch: Any) -> None:
+    class NoThread:
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    url = web.serve("/disk.qcow2", qcow2)
+    with monkeypatch.context() as patched:
+        patched.setattr(connect, "threading", types.SimpleNamespace(Thread=NoThread))
+        with pytest.raises(Unavailable, match="no thread can be started"):
+            fetch(store, url)
+    assert str(fetch(store, url).digest) == digest_of(qcow2)
