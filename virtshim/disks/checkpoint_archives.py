@@ -20,7 +20,7 @@ from typing import IO, Final
 
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.model.ids import ContainerId
-from virtshim.system.files import sync
+from virtshim.system.files import OUT_OF_SPACE, private, sync
 
 MANIFEST: Final = "checkpoint.json"
 
@@ -29,7 +29,6 @@ _PIECE: Final = 4 << 20
 _FICLONE: Final = 0x40049409
 # The file system cannot share blocks, or not between these two files.
 _NO_CLONE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS})
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def share_blocks(old: IO[bytes], new: IO[bytes]) -> bool:
@@ -61,7 +60,7 @@ class CheckpointArchives:
         with (
             _archive_errors(target),
             open(source, "rb") as old,
-            open(target, "xb", opener=_private) as new,
+            open(target, "xb", opener=private) as new,
         ):
             if self._clone(old, new):
                 return
@@ -75,7 +74,7 @@ class CheckpointArchives:
         with _archive_errors(location):
             names = sorted(name for name in os.listdir(directory) if name != _ARCHIVE)
             with (
-                open(archive, "xb", opener=_private) as file,
+                open(archive, "xb", opener=private) as file,
                 tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
             ):
                 tar.addfile(_member(MANIFEST, len(manifest)), io.BytesIO(manifest))
@@ -122,10 +121,6 @@ def _require_location(location: str) -> None:
             raise InvalidRequest(f"location: {location[:200]!r} exists and is not a file; choose another name")
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 def _member(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size = size
@@ -143,7 +138,7 @@ def _archive_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in _FULL:
+        if exc.errno in OUT_OF_SPACE:
             raise ResourceExhausted(f"there is no space for a checkpoint in {os.path.dirname(path)}") from exc
         if exc.errno == errno.ENAMETOOLONG:
             raise InvalidRequest(f"location: the name is too long: {path[:200]!r}") from exc

@@ -16,7 +16,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.image import FilesystemUsage
 from virtshim.model.layout import Layout, empty_disk_name
 from virtshim.model.vm import Disk
-from virtshim.system.files import mountpoint, space_taken, sync
+from virtshim.system.files import OUT_OF_SPACE, mountpoint, private, space_taken, sync
 from virtshim.system.process import run
 from virtshim.volumes.empty_disks import EmptyDisk
 
@@ -47,9 +47,6 @@ class EmptyDiskStore:
         return Disk(path=str(path), format=wanted.format, serial=wanted.name)
 
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
 class KernelFileStore:
     """Implements `virtshim.disks.ports.KernelFiles`."""
 
@@ -61,7 +58,7 @@ class KernelFileStore:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
-            with open(source, "rb") as original, open(beside, "xb", opener=_private) as half:
+            with open(source, "rb") as original, open(beside, "xb", opener=private) as half:
                 shutil.copyfileobj(original, half, 1 << 20)
                 half.flush()
                 os.fsync(half.fileno())
@@ -72,13 +69,9 @@ class KernelFileStore:
                 os.unlink(beside)
             if exc.errno == errno.ENOENT and not os.path.exists(source):
                 raise NotFound(f"a kernel of the image, {source}, is gone; pull the image again") from exc
-            if exc.errno in _NO_SPACE:
+            if exc.errno in OUT_OF_SPACE:
                 raise ResourceExhausted(f"{path} cannot be written: {exc.strerror}; free space there") from exc
             raise InternalError(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 class ContainersRoom:

@@ -19,7 +19,7 @@ from virtshim.model.image import DiskFormat, Image
 from virtshim.model.layout import KERNELS, NVRAM, VM_RECORD, Layout, empty_disk_name
 from virtshim.model.usage import DiskUsage
 from virtshim.model.vm import Disk
-from virtshim.system.files import free_bytes, remove_tree, space_taken, sync
+from virtshim.system.files import free_bytes, make_directory, remove_tree, space_taken, sync
 from virtshim.system.process import Finished, run
 
 _BLOCK = 4096
@@ -127,8 +127,8 @@ class RootDiskStore:
         final = Path(self._layout.pod_disk(name))
         half = final.with_suffix(_HALF)
         try:
-            _make_directory(str(final.parent.parent), 0o711)
-            _make_directory(str(final.parent), 0o711)
+            make_directory(final.parent.parent, 0o711)
+            make_directory(final.parent, 0o711)
             half.unlink(missing_ok=True)
         except OSError as exc:
             raise InternalError(f"pod disk {name}: its directory cannot be created: {exc.strerror}") from exc
@@ -175,20 +175,8 @@ class RootDiskStore:
             raise self._failure(what, disk, f"it cannot be written: {exc.strerror}") from exc
         # The backing format is always given, so qemu-img never probes a raw base whose bytes may imitate qcow2. With -u it does
         # not even open the base, which is untrusted.
-        argv = [
-            "qemu-img",
-            "create",
-            "-q",
-            "-u",
-            "-f",
-            "qcow2",
-            "-F",
-            base.format.value,
-            "-b",
-            base_path,
-            disk,
-            str(size),
-        ]
+        below = ("-F", base.format.value, "-b", base_path)
+        argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", *below, disk, str(size)]
         done = self._run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
             raise self._failure(what, disk, done.summary())
@@ -252,7 +240,7 @@ class RootDiskStore:
             (layout.sockets, 0o711),
             (layout.socket_dir(container), 0o700),
         ):
-            _make_directory(path, mode)
+            make_directory(path, mode)
 
     def _failure(self, what: str, disk: str, words: str) -> InternalError | ResourceExhausted:
         Path(disk).unlink(missing_ok=True)
@@ -268,10 +256,3 @@ def _size(base: Image, base_path: str, wanted: int) -> int:
     if not Path(base_path).is_file():
         raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
     return -(-max(base.virtual_size, wanted) // _SECTOR) * _SECTOR
-
-
-def _make_directory(path: str, mode: int) -> None:
-    directory = Path(path)
-    directory.mkdir(mode=mode, parents=True, exist_ok=True)
-    if directory.stat().st_mode & 0o777 != mode:
-        directory.chmod(mode)

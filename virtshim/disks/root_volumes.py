@@ -19,6 +19,7 @@ from virtshim.model.hardware import Places
 from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.image import DiskFormat, Image
 from virtshim.model.vm import Disk
+from virtshim.system.files import OUT_OF_SPACE
 from virtshim.volumes.root_volume import DATA_AT, HEAD_BYTES, SECTOR, RootVolume, copying, header, parse, with_places
 
 # Arguments: the image's path and format, the open device, the offset of the copy.
@@ -29,7 +30,6 @@ _SERIAL: Final = "root"
 _QEMU_LOCKS: Final = (100, 200)
 # struct flock.
 _FLOCK: Final = struct.Struct("hhqqi4x")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RootVolumeStore:
@@ -84,7 +84,7 @@ def _opened(device: str, flags: int) -> Iterator[int]:
             os.close(file)
     except OSError as exc:
         what = f"the volume {device} for the root disk: {exc.strerror}"
-        if exc.errno in _FULL:
+        if exc.errno in OUT_OF_SPACE:
             raise ResourceExhausted(f"{what}; the storage behind it is full") from exc
         if exc.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise InvalidRequest(f"{what}; it must be writable") from exc

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from virtshim.images.confined.frames import QCOW_MAGIC
 from virtshim.images.downloads.room import Share
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.model.ids import ImageDigest
-from virtshim.system.files import begin_sync, free_bytes
+from virtshim.system.files import OUT_OF_SPACE, begin_sync, free_bytes
 
-OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
 # Writing back during the download keeps the final fsync short.
 _SYNC_EVERY = 16 << 20
-
-
-_QCOW_MAGIC = b"QFI\xfb"
 
 
 class DiskWriter:
@@ -42,9 +37,7 @@ class DiskWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._room.release(self)
         os.close(self._fd)
 
@@ -84,7 +77,7 @@ class DiskWriter:
     def write(self, data: bytes) -> None:
         """Appends `data`. If it is all zeros it becomes a hole."""
         self._check_size(self._size + len(data))
-        if len(self._first) < len(_QCOW_MAGIC):
+        if len(self._first) < len(QCOW_MAGIC):
             self._remember_first(data)
             self._reserve()
         self._hash.update(data)
@@ -112,11 +105,11 @@ class DiskWriter:
             raise self._write_error(exc) from exc
 
     def _remember_first(self, data: bytes) -> None:
-        self._first += data[: len(_QCOW_MAGIC) - len(self._first)]
+        self._first += data[: len(QCOW_MAGIC) - len(self._first)]
 
     def _reserve(self) -> None:
         left = self._announced - self._size
-        if self._first == _QCOW_MAGIC and left > 0 and not self._room.promise(self, left, free_bytes(self._fd)):
+        if self._first == QCOW_MAGIC and left > 0 and not self._room.promise(self, left, free_bytes(self._fd)):
             raise self._no_room()
 
     def _check_size(self, size: int) -> None:

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,6 @@ import structlog
 from virtshim.images import file_source, http_source, oci_source
 from virtshim.images.confinement import Account, ConfinedChild, Parser, account
 from virtshim.images.connect import ForbiddenNetworks
-from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.places import Ground, Landing, Partials
 from virtshim.images.downloads.room import Room, Turns
 from virtshim.images.http_client import HttpClient
@@ -43,17 +41,15 @@ from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_toml import hosts_of
 from virtshim.images.registries.repository import Repository
 from virtshim.images.translations import Transport, read_translations
-from virtshim.images.trees.store import Trees
+from virtshim.images.trees.store import Trees, digests_in
 from virtshim.images.verify import FIRST_BYTES, judged_before, verify
 from virtshim.model.errors import Aborted, InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.model.ids import ImageDigest, ImageId
 from virtshim.model.image import BootFile, Credentials, DiskFormat, FilesystemSpace, FilesystemUsage, PullProgress
 from virtshim.model.image_name import ImageName
-from virtshim.system.files import mountpoint, remove_tree, sync
+from virtshim.system.files import OUT_OF_SPACE, make_directory, mountpoint, remove_tree, sync
 
 log = structlog.get_logger(__name__)
-
-_HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +114,13 @@ class ImageFileStore:
         self._partials = Partials(self._root / "partial")
         self._ground = Ground(self._incoming, self._partials, Turns(), Room(), self._stored_before)
         self._trees = Trees(self._root / "trees", self._incoming)
-        self._settings = settings
         self._pulls = PullsUnderWay()
-        self._forbidden = ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries)
+        self.change(settings)
 
     def change(self, settings: ImageSettings) -> None:
         """Applies from the next pull on. A running pull may use the old or the new settings."""
-        self._settings, self._forbidden = (
-            settings,
-            ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries),
-        )
+        self._settings = settings
+        self._forbidden = ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries)
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
@@ -236,16 +229,7 @@ class ImageFileStore:
             self._memory.keep_only(self.stored())
 
     def stored(self) -> frozenset[ImageDigest]:
-        return self._disks() | self._trees.stored()
-
-    def _disks(self) -> frozenset[ImageDigest]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._files) as entries:
-            return frozenset(
-                ImageDigest(f"sha256:{entry.name}")
-                for entry in entries
-                if _HEX.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-            )
-        return frozenset()
+        return digests_in(self._files) | self._trees.stored()
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
         with self._store_errors(digest):
@@ -260,7 +244,7 @@ class ImageFileStore:
                 remove_tree(str(self._incoming), name)
             self._partials.forget_old()
             _ = self._group
-            for digest in self._disks():  # an earlier version may have stored them, for another group
+            for digest in digests_in(self._files):  # an earlier version may have stored them, for another group
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
@@ -381,9 +365,7 @@ class ImageFileStore:
             (self._known, 0o700),
             (self._trees.directory, 0o700),
         ):
-            directory.mkdir(parents=True, exist_ok=True)
-            if directory.stat().st_mode & 0o777 != mode:
-                directory.chmod(mode)
+            make_directory(directory, mode)
         self.boot.make_directory()
         self._partials.make_directory()
 

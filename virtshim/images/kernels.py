@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from virtshim.images.confined.frames import BOOT_PATH, MOST_BOOT_BYTES, MOST_BOOT_FILES, MOST_BOOT_TOTAL
 from virtshim.images.disk_writer import DiskWriter
+from virtshim.images.trees.store import digests_in
 from virtshim.model.errors import InternalError
 from virtshim.model.ids import ImageDigest
 from virtshim.model.image import BootFile
@@ -63,9 +61,6 @@ class ArrivingBoot:
         ]
 
 
-_HEX = re.compile(r"[0-9a-f]{64}")
-
-
 class StoredBoot:
     """Implements `virtshim.images.ports.BootFiles`. The directory contains nothing else."""
 
@@ -85,11 +80,7 @@ class StoredBoot:
         sync(self._directory)
 
     def stored(self) -> frozenset[ImageDigest]:
-        with contextlib.suppress(FileNotFoundError):
-            return frozenset(
-                ImageDigest(f"sha256:{name}") for name in os.listdir(self._directory) if _HEX.fullmatch(name)
-            )
-        return frozenset()
+        return digests_in(self._directory)
 
     def keep_only(self, digests: frozenset[ImageDigest]) -> None:
         try:

@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from virtshim.images.confined.frames import CANNOT_CONFINE
+from virtshim.images.confined.frames import CANNOT_CONFINE, QCOW_MAGIC
 from virtshim.images.confinement import MOST_OUTPUT, Account, Bounds, Parser, command
 from virtshim.model.errors import InternalError, InvalidRequest
 from virtshim.model.image import DiskFormat
@@ -24,7 +24,6 @@ from virtshim.system.process import Finished, run
 # The first bytes of a disk that `judged_before` needs.
 FIRST_BYTES = 32
 
-_QCOW_MAGIC = b"QFI\xfb"
 _CONVERT = "convert it with qemu-img convert -O qcow2"
 
 
@@ -43,7 +42,7 @@ class DiskInfo:
 def judged_before(first: bytes, size: int) -> tuple[DiskFormat, int]:
     """Format and guest-visible bytes of a disk that was verified when it was pulled. `first`: its first bytes. `size`: of the
     file."""
-    if not first.startswith(_QCOW_MAGIC):
+    if not first.startswith(QCOW_MAGIC):
         return DiskFormat.RAW, size
     if len(first) < FIRST_BYTES:
         raise InternalError("a stored disk has lost its header; remove its image and pull it again")

@@ -6,6 +6,7 @@ checks its sockets and kubelet.sock every second, and listens and registers agai
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,7 @@ from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
 from virtshim.devices.pools import HostFunction, Offer, Pool, offers, overlap, preferred, socket_of
 from virtshim.model.errors import ShimError
-from virtshim.system.files import replace_text
+from virtshim.system.files import open_regular, replace_text
 from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 
@@ -66,12 +67,9 @@ def write_cdi_file(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
 
 def _holds(path: str, text: bytes) -> bool:
     """Whether `path` is a regular file with this content. Does not block on a FIFO."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    with os.fdopen(fd, "rb") as file:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(text) + 1) == text
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        return file.read(len(text) + 1) == text
+    return False
 
 
 log = structlog.get_logger(__name__)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout
 from virtshim.streaming.ports import Output
 from virtshim.system.clock import Clock
+from virtshim.system.files import replace_bytes
 
 # Output of containers' entrypoints -> CRI logs, with the position up to which it was read in the guest.
 
@@ -107,7 +107,7 @@ class EntrypointLogFiles:
                 try:
                     if log.file is not None:
                         log.file.append(text)
-                    self._save(container, read_to)
+                    replace_bytes(self._position(container), _OUTPUT_POSITION.dump_json((read_to,)), synced=False)
                     log.last_line = last_line(text) or log.last_line
                 except OSError:
                     if log.file is not None:
@@ -126,13 +126,6 @@ class EntrypointLogFiles:
 
     def _position(self, container: ContainerId) -> str:
         return f"{self._layout.container_dir(container)}/command.pos"
-
-    def _save(self, container: ContainerId, read_to: OutputPosition) -> None:
-        path = self._position(container)
-        new = f"{path}.new"
-        with open(new, "wb") as file:
-            file.write(_OUTPUT_POSITION.dump_json((read_to,)))
-        os.replace(new, path)
 
 
 # Firmware and boot loaders write a few KiB at most. After more output than this, something else runs.

@@ -17,18 +17,12 @@ from typing import Final, Self
 
 from virtshim.logs.lines import ENCODED_BYTES, Position, decode, encode
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
+from virtshim.system.files import OUT_OF_SPACE, make_directory
 
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a log that the pod's request or the machine causes, and not a fault of this program.
 _USER_ERRNOS: Final = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ENXIO,
-)
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO,
+)  # fmt: skip
 # Never wait for the other end of a FIFO, and never follow a link that somebody has put there.
 _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -150,7 +144,7 @@ def user_error(what: str, error: OSError) -> ShimError:
         return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
     if error.errno == errno.ENOTDIR:
         return InvalidRequest(f"{what}: a part of its path is a symbolic link or a file where a directory should be")
-    if error.errno in _NO_SPACE:
+    if error.errno in OUT_OF_SPACE:
         return ResourceExhausted(f"{what}: {error.strerror}; free space on that file system")
     return InternalError(f"{what}: {error.strerror}")
 
@@ -162,10 +156,7 @@ class PositionFile(_OwnedFile):
     def open(cls, path: str) -> Self:
         """Makes the file and the container's directory if they are missing. The directory has mode 0711, because the
         QEMU user passes through it."""
-        directory = os.path.dirname(path)
-        if not os.path.isdir(directory):
-            os.makedirs(directory, mode=0o711, exist_ok=True)
-            os.chmod(directory, 0o711)  # noqa: S103
+        make_directory(os.path.dirname(path), 0o711)
         return cls(os.open(path, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o600))
 
     def load(self) -> Position | None:

@@ -90,8 +90,6 @@ class RawTail:
         self._raw.close()
 
 
-log = structlog.get_logger(__name__)
-
 _CLOSE_TIMEOUT: Final = 10.0
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
-import os
 import posixpath
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -19,6 +16,7 @@ from virtshim.model.layout import Layout, ignition_file, sysprep_iso
 from virtshim.model.vm import Disk
 from virtshim.seed.documents import SeedDocuments, seed_documents
 from virtshim.seed.ports import SeedRequest
+from virtshim.system.files import OUT_OF_SPACE, make_directory, open_regular, replace_bytes
 from virtshim.volumes.mount_script import SEED_FILE
 
 _MAX_BYTES: Final = 256 << 10
@@ -29,12 +27,9 @@ def read_hosts_file(path: str, pod_uid: str) -> bytes:
     that pod's directory, or is too large."""
     if not path.endswith(f"/pods/{pod_uid}/etc-hosts"):
         return b""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                content = file.read(_MAX_BYTES + 1)
-                return content if len(content) <= _MAX_BYTES else b""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        content = file.read(_MAX_BYTES + 1)
+        return content if len(content) <= _MAX_BYTES else b""
     return b""
 
 
@@ -46,7 +41,6 @@ _GUEST_DIR_MODE: Final = 0o040500
 # ISO 9660, level 3: a file's name has at most 30 characters, a directory's 31.
 _PLAIN_LENGTH: Final = 30
 _NOT_PLAIN: Final = re.compile("[^A-Z0-9_]")
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SeedStore:
@@ -61,7 +55,8 @@ class SeedStore:
         image = _seed(seed_documents(request, hosts), request.copied)
         path = self._layout.seed_iso(request.container)
         with _writing(path):
-            _make_directory(self._layout.container_dir(request.container))
+            make_directory(self._layout.containers, 0o711)  # QEMU's user passes through both
+            make_directory(self._layout.container_dir(request.container), 0o711)
             _replace(path, image)
         return Disk(path=path, format=DiskFormat.RAW, serial=_SERIAL, readonly=True, cdrom=True)
 
@@ -84,29 +79,14 @@ def _writing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{path}, a file for the guest's first boot, cannot be written: {error.strerror}"
-        if error.errno in _NO_SPACE:
+        if error.errno in OUT_OF_SPACE:
             raise ResourceExhausted(f"{what}; free space on that file system") from error
         raise InternalError(what) from error
 
 
-def _make_directory(path: str) -> None:
-    """QEMU's user can search the directory, whatever the umask."""
-    os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-        os.chmod(path, 0o711)  # noqa: S103
-
-
 def _replace(path: str, content: bytes) -> None:
-    """Writes a new file and renames it; removes what a killed process left. Does not sync: a power cut also ends the VM, and no
-    later VM gets this file."""
-    beside = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(beside)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    os.rename(beside, path)
+    """Does not sync: a power cut also ends the VM, and no later VM gets this file."""
+    replace_bytes(path, content, synced=False)
 
 
 def _seed(documents: SeedDocuments, copied: bytes) -> bytes:

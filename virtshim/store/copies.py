@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -16,7 +14,7 @@ from virtshim.model.ids import ContainerId, ImageId
 from virtshim.model.image import Image
 from virtshim.model.layout import Layout, record_copy
 from virtshim.store import rows
-from virtshim.system.files import replace_text
+from virtshim.system.files import OUT_OF_SPACE, replace_text
 
 log = structlog.get_logger(__name__)
 
@@ -69,9 +67,6 @@ class ImageNoteFiles:
             return file.read(_MAX_NOTE_BYTES).decode(errors="replace")
 
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
 class RecordCopyFiles:
     """Files with mode 0600 in directories that QEMU's user may search."""
 
@@ -86,7 +81,7 @@ class RecordCopyFiles:
             with open(descriptor, "w", encoding="ascii") as file:
                 file.write(text)
         except OSError as exc:
-            kind = ResourceExhausted if exc.errno in _FULL else InternalError
+            kind = ResourceExhausted if exc.errno in OUT_OF_SPACE else InternalError
             raise kind(f"container {container}: the copy of its records cannot be written: {exc.strerror}") from exc
 
     def read(self, container: ContainerId) -> str:

@@ -14,6 +14,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+# Errors of writes for which there is no room.
+OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own is
 _SYNC_FILE_RANGE_WRITE = 2
 
@@ -48,8 +50,9 @@ def replace_text(path: str, text: str, mode: int = 0o600) -> None:
     replace_bytes(path, text.encode(), mode)
 
 
-def replace_bytes(path: str, content: bytes, mode: int = 0o600, new: str = "") -> None:
-    """Like `replace_text`. `new`: the name of the file until it is complete, in the same directory; by default `path`.new."""
+def replace_bytes(path: str, content: bytes, mode: int = 0o600, new: str = "", *, synced: bool = True) -> None:
+    """Like `replace_text`. `new`: the name of the file until it is complete, in the same directory; by default `path`.new.
+    `synced`: whether to wait until the file is on disk."""
     new = new or f"{path}.new"
     # Removes the file of a killed process, and never writes into a file or link that somebody else put here.
     with contextlib.suppress(FileNotFoundError):
@@ -57,16 +60,30 @@ def replace_bytes(path: str, content: bytes, mode: int = 0o600, new: str = "") -
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(new, path)
-    sync(os.path.dirname(path) or ".")
+    if synced:
+        sync(os.path.dirname(path) or ".")
+
+
+def make_directory(path: str | os.PathLike[str], mode: int) -> None:
+    """Makes the directory and those above it. Sets its mode, whatever the umask. Raises OSError."""
+    os.makedirs(path, mode, exist_ok=True)
+    if os.stat(path).st_mode & 0o777 != mode:
+        os.chmod(path, mode)
+
+
+def private(path: str, flags: int) -> int:
+    """An opener for `open`: a new file is root's alone, and no symbolic link is followed as the path's last part."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def open_regular(path: str) -> FileIO:
     """Opens a file for reading where others may write: follows no symbolic link as its last part, and reads no pipe or device.
     Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", path)

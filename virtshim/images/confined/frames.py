@@ -54,6 +54,9 @@ DEPTH_ONCE, DEPTH_EACH = 50_000, 32
 """Limit of the sum of all entries' depths: DEPTH_ONCE, plus DEPTH_EACH per entry. Each entry costs a step per directory above it,
 so a tree that is deep everywhere is made to waste processor time."""
 
+QCOW_MAGIC = b"QFI\xfb"
+"""The first bytes of a qcow2 disk."""
+
 MOST = 1 << 20
 """The largest payload, in bytes."""
 

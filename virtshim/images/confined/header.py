@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import struct
 
+from virtshim.images.confined.frames import QCOW_MAGIC
+
 # The bytes of the file's beginning and end that `judge_bytes` needs.
 HEAD_BYTES = 4096
 TAIL_BYTES = 512
 
 _SECTOR = 512
-_QCOW_MAGIC = b"QFI\xfb"
 _CORRUPT, _DATA_FILE = 1 << 1, 1 << 2
 _CONVERT = "convert it with qemu-img convert -O qcow2"
 _UNPACK = "unpack it and publish the disk itself"
@@ -69,7 +70,7 @@ def judge_bytes(head: bytes, tail: bytes, size: int) -> str:
     """Returns "qcow2" or "raw". Raises Unusable unless the file is a self-contained qcow2 or a raw disk."""
     if size == 0:
         raise _unusable("is empty (0 bytes)", "publish it again")
-    if head.startswith(_QCOW_MAGIC):
+    if head.startswith(QCOW_MAGIC):
         _judge_qcow2(head)
         return "qcow2"
     for start, foreign in ((head, _FOREIGN), (tail, _FOREIGN_TAILS)):

@@ -105,6 +105,13 @@ def tree_of(origin: str) -> ImageDigest:
     return ImageDigest(f"sha256:{hashlib.sha256(f'files of {origin}'.encode(errors='replace')).hexdigest()}")
 
 
+def digests_in(directory: Path) -> frozenset[ImageDigest]:
+    """The digests that are names in a directory; none if it is missing."""
+    with contextlib.suppress(FileNotFoundError):
+        return frozenset(ImageDigest(f"sha256:{name}") for name in os.listdir(directory) if _HEX.fullmatch(name))
+    return frozenset()
+
+
 class Trees:
     """Thread-safe."""
 
@@ -113,9 +120,7 @@ class Trees:
         self._incoming = incoming
 
     def stored(self) -> frozenset[ImageDigest]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
-            return frozenset(ImageDigest(f"sha256:{entry.name}") for entry in entries if _HEX.fullmatch(entry.name))
-        return frozenset()
+        return digests_in(self.directory)
 
     def has(self, tree: ImageDigest | None) -> bool:
         return tree is not None and self._place(tree).is_dir()

@@ -21,12 +21,11 @@ from typing import Self
 
 from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
-from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.room import Share
 from virtshim.images.oci_manifest import Descriptor
 from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
 from virtshim.model.text import escaped
-from virtshim.system.files import free_bytes, remove_tree
+from virtshim.system.files import OUT_OF_SPACE, free_bytes, remove_tree
 
 # The directories above the next entry stay open, so that entries of one directory need no walk from the top.
 
@@ -314,9 +313,7 @@ class TreeWriter:
                 self.size -= found.st_size
 
     def _make_directory(self, directory: int, name: str, entry: _Entry) -> None:
-        with contextlib.suppress(
-            FileExistsError
-        ):  # made before for an entry in it; the open below refuses a non-directory
+        with contextlib.suppress(FileExistsError):  # made for an entry in it; the open below refuses a non-directory
             os.mkdir(name, 0o700, dir_fd=directory)
         descriptor = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=directory)
         try:
