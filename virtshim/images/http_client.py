@@ -15,7 +15,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -89,9 +88,7 @@ class HttpResponse:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -165,9 +162,7 @@ class HttpClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.clear()
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from virtshim.images.disk_writer import DiskWriter
@@ -27,8 +28,9 @@ def download(
 ) -> Pulled:
     """Downloads the file, unless its disk is stored already. A digest in the name must match the file, packed or unpacked. The
     client must use the location's transport."""
-    with answered(functools.partial(_asked, location, credentials, client, {}), client.watch) as answer:
-        identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
+    source = _Source(location, credentials, client)
+    with answered(functools.partial(source.ask, {}), client.watch) as answer:
+        identity, tag = source.identity(answer), answer.headers.get("ETag", "")
         total = answer.length()
         content = _content(location, identity)
         client.watch.expect(total or 0)
@@ -37,7 +39,7 @@ def download(
             if content == identity:
                 _check_digest(location, stored)
             return Pulled(content, stored)
-        rest = functools.partial(_rest, location, credentials, client, identity, tag) if identity else None
+        rest = functools.partial(source.rest, identity, tag) if identity else None
         if location.is_packed:
             part = landing.part(identity, total or 0) if identity else None
             begun = None if answer.is_closed else answer
@@ -92,50 +94,63 @@ def _while_waiting(answer: HttpResponse, client: HttpClient) -> None:
     client.watch.progressed()
 
 
-def _rest(
-    location: HttpLocation,
-    credentials: Credentials | None,
-    client: HttpClient,
-    identity: str,
-    tag: str,
-    at: int,
-    end: int | None = None,
-) -> HttpResponse:
-    """The file from byte `at` on. Raises Unavailable if the file has changed."""
-    headers = {**resumed.rest_range(at, end), "If-Range": tag}
-    # Nobody waits for a busy server because of a part: one connection can do without.
-    ask = functools.partial(_asked, location, credentials, client, headers)
-    answer = answered(ask, client.watch) if end is None else ask()
-    try:
-        if _identity(location, answer) != identity:
-            raise Unavailable(f"{redacted_url(location.url)} has changed while it was downloaded; try again")
-        return resumed.from_byte(answer, at, end)
-    except ShimError:
-        answer.close()
-        raise
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file on the web server."""
 
+    location: HttpLocation
+    credentials: Credentials | None
+    client: HttpClient
 
-def _asked(
-    location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
-) -> HttpResponse:
-    """The file, or the requested part of it. Raises Busy if the server wants to be asked later."""
-    answer = _get(location, credentials, client, headers)
-    try:
-        _check_answer(location, answer, part="Range" in headers)
-    except ShimError:
-        answer.close()
-        raise
-    return answer
+    def identity(self, answer: HttpResponse) -> str:
+        """A strong ETag of one URL always means the same bytes (RFC 9110 8.8.1). "" for a weak ETag or a date, which do not."""
+        tag, length = answer.headers.get("ETag", ""), resumed.whole_length(answer)
+        if not tag.startswith('"') or length is None:
+            return ""
+        return f"{self.location.url} {redacted_url(answer.url)} {tag} {length}"
 
+    def rest(self, identity: str, tag: str, at: int, end: int | None = None) -> HttpResponse:
+        """The file from byte `at` on. Raises Unavailable if the file has changed."""
+        ask = functools.partial(self.ask, {**resumed.rest_range(at, end), "If-Range": tag})
+        # Nobody waits for a busy server because of a part: one connection can do without.
+        answer = answered(ask, self.client.watch) if end is None else ask()
+        try:
+            if self.identity(answer) != identity:
+                raise Unavailable(f"{redacted_url(self.location.url)} has changed while it was downloaded; try again")
+            return resumed.from_byte(answer, at, end)
+        except ShimError:
+            answer.close()
+            raise
 
-def _check_answer(location: HttpLocation, answer: HttpResponse, *, part: bool) -> None:
-    if answer.status != 200 and (answer.status != 206 or not part):
-        raise _refusal(location, answer)
-    encoding = answer.headers.get("Content-Encoding", "identity")
-    if encoding.lower() != "identity":
-        raise InvalidRequest(
-            f"{redacted_url(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file"
-        )
+    def ask(self, headers: Mapping[str, str]) -> HttpResponse:
+        """The file, or the requested part of it. Raises Busy if the server wants to be asked later."""
+        answer = self._get(headers)
+        try:
+            if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
+                raise _refusal(self.location, answer)
+            encoding = answer.headers.get("Content-Encoding", "identity")
+            if encoding.lower() != "identity":
+                raise InvalidRequest(
+                    f"{redacted_url(self.location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file"
+                )
+        except ShimError:
+            answer.close()
+            raise
+        return answer
+
+    def _get(self, headers: Mapping[str, str]) -> HttpResponse:
+        """Asks without credentials first. Sends a password only to the host in the image's name, and never unencrypted."""
+        url = self.location.url
+        answer, parts = self.client.get(url, headers), urlsplit(url)
+        if answer.status != 401 or answer.url != url or not meant_for(self.credentials, parts.netloc):
+            return answer
+        with answer:
+            login = basic_login(self.credentials)
+            if parts.scheme != "https" and not is_loopback(parts.netloc):
+                raise PermissionRefused(
+                    f"{redacted_url(url)} wants a password, which is sent over https only; use https"
+                )
+        return self.client.get(url, {**headers, "Authorization": f"Basic {login}"} if login else headers)
 
 
 def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
@@ -145,31 +160,6 @@ def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
             f"image {str(location.name)!r}: the file's digest is {digest}, expected {wanted}; "
             "the file has changed or was tampered with"
         )
-
-
-def _identity(location: HttpLocation, answer: HttpResponse) -> str:
-    """A strong ETag of one URL always means the same bytes (RFC 9110 8.8.1). A weak ETag or a date does not, so it gives ""."""
-    tag, length = answer.headers.get("ETag", ""), resumed.whole_length(answer)
-    if not tag.startswith('"') or length is None:
-        return ""
-    return f"{location.url} {redacted_url(answer.url)} {tag} {length}"
-
-
-def _get(
-    location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
-) -> HttpResponse:
-    """Asks without credentials first. Sends a password only to the host in the image's name, and never unencrypted."""
-    answer = client.get(location.url, headers)
-    parts = urlsplit(location.url)
-    if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):
-        return answer
-    with answer:
-        login = basic_login(credentials)
-        if parts.scheme != "https" and not is_loopback(parts.netloc):
-            raise PermissionRefused(
-                f"{redacted_url(location.url)} wants a password, which is sent over https only; use https"
-            )
-    return client.get(location.url, {**headers, "Authorization": f"Basic {login}"} if login else headers)
 
 
 def _refusal(location: HttpLocation, answer: HttpResponse) -> ShimError:

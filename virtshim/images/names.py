@@ -28,9 +28,10 @@ _PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _MAX_REPOSITORY = 255
-# The registry of names without one. Another host serves its API.
-_DEFAULT_REGISTRY = "docker.io"
-_DEFAULT_REGISTRY_API = "registry-1.docker.io"
+# The registry of names without one, the host that serves its API, and all its names.
+DEFAULT_REGISTRY = "docker.io"
+_DEFAULT_REGISTRY_API = f"registry-1.{DEFAULT_REGISTRY}"
+DEFAULT_REGISTRY_HOSTS = frozenset({DEFAULT_REGISTRY, f"index.{DEFAULT_REGISTRY}", _DEFAULT_REGISTRY_API})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ def _unpacked_name(path: str) -> str:
 def _registry(name: ImageName) -> RegistryLocation:
     host, slash, path = name.name.partition("/")
     if not slash or not _is_host(host):
-        host, path = _DEFAULT_REGISTRY, name.name
-    if host in (_DEFAULT_REGISTRY, f"index.{_DEFAULT_REGISTRY}"):
+        host, path = DEFAULT_REGISTRY, name.name
+    if host in (DEFAULT_REGISTRY, f"index.{DEFAULT_REGISTRY}"):
         repository = path if "/" in path else f"library/{path}"
-        host, api = _DEFAULT_REGISTRY, _DEFAULT_REGISTRY_API
+        host, api = DEFAULT_REGISTRY, _DEFAULT_REGISTRY_API
     else:
         repository, api = path, host
     if len(repository) > _MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):

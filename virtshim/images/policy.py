@@ -8,17 +8,20 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from virtshim.images.confined.frames import DEFAULT_PLACE
-from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation
+from virtshim.images.names import (
+    DEFAULT_REGISTRY,
+    DEFAULT_REGISTRY_HOSTS,
+    FileLocation,
+    HttpLocation,
+    Location,
+    RegistryLocation,
+)
 from virtshim.model.errors import InvalidRequest, PermissionRefused
 
 # An origin is `registry/repository`, a URL without its scheme, or `file:/path`. It is where the image really comes from,
 # after image translations and default registries, not the name in the pod.
 
 _DEFAULT_PORTS = {"https": 443, "http": 80}
-_DEFAULT_REGISTRY = "docker.io"
-_DEFAULT_REGISTRY_HOSTS = frozenset(
-    {_DEFAULT_REGISTRY, f"index.{_DEFAULT_REGISTRY}", f"registry-1.{_DEFAULT_REGISTRY}"}
-)
 
 
 def is_below(origin: str, prefix: str) -> bool:
@@ -57,7 +60,7 @@ def _registry(authority: str) -> str:
         host, port = authority.lower(), ""
     host = host.removesuffix(".")
     if port in ("", "443"):
-        return _DEFAULT_REGISTRY if host in _DEFAULT_REGISTRY_HOSTS else host
+        return DEFAULT_REGISTRY if host in DEFAULT_REGISTRY_HOSTS else host
     return f"{host}:{port}"
 
 

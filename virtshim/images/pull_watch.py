@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable
@@ -47,9 +46,7 @@ class PullWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
         for guarded in list(self._sockets):

@@ -41,24 +41,9 @@ _UNPACKING_CALLS = (
 )
 # Refused for qemu-img besides `seccomp.REFUSED`: sockets, signals to other processes, changes of user.
 _REFUSED_TO_QEMU_IMG = (seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.CONNECT, 49, 50, 200, 129, 297, 105, 106, 117, 119, 116)
+# Refused because qemu-img may run as root: chmod, chown, setxattr, removexattr and kin.
+_REFUSED_TO_ROOT = (90, 91, 268, 452, 92, 93, 94, 260, 188, 189, 190, 197, 198, 199)
 # fmt: on
-# Refused because qemu-img may run as root: changing the owner, mode or attributes of files.
-_REFUSED_TO_ROOT = (
-    90,
-    91,
-    268,
-    452,
-    92,
-    93,
-    94,
-    260,
-    188,
-    189,
-    190,
-    197,
-    198,
-    199,
-)  # chmod, chown, setxattr, removexattr and kin
 _KILL = 62
 _COPIES = ("raw", "qcow2")
 

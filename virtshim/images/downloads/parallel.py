@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Generator
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import structlog
@@ -68,9 +67,7 @@ class Parts:
             self._threads.append(thread)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

@@ -16,15 +16,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from virtshim.images.downloads.resumed import refusal, retry_after
 from virtshim.images.http_client import HttpClient, HttpResponse
-from virtshim.images.names import RegistryLocation, host_of, is_loopback
+from virtshim.images.names import DEFAULT_REGISTRY_HOSTS, RegistryLocation, host_of, is_loopback
 from virtshim.images.registries.hosts_toml import RegistryHost
 from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.model.image import Credentials
 
 # kubelet's credentials, as HTTP headers. Pure. No credential may reach a log or an error text.
-
-# All names of the default registry.
-_DEFAULT_REGISTRY = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 def basic_login(credentials: Credentials | None) -> str:
@@ -53,13 +50,10 @@ def meant_for(credentials: Credentials | None, authority: str) -> bool:
     server = server.partition("/")[0]
     if not server:
         return True
-    if {host_of(server), host_of(authority)} <= _DEFAULT_REGISTRY:
+    if {host_of(server), host_of(authority)} <= DEFAULT_REGISTRY_HOSTS:
         return True
-    return host_of(server) == host_of(authority) and (":" not in _port_part(server) or server == authority)
-
-
-def _port_part(authority: str) -> str:
-    return authority.rpartition("]")[2]
+    has_port = ":" in server.rpartition("]")[2]
+    return host_of(server) == host_of(authority) and (not has_port or server == authority)
 
 
 _MAX_TOKEN_BYTES = 1 << 20
