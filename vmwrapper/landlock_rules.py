@@ -24,33 +24,12 @@ if TYPE_CHECKING:
 # For every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, descriptions of the machine. Only
 # these files of its own process, because its mounts and its network are the node's.
 _READ = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/share/qemu",
-    "/usr/share/qemu-kvm",
-    "/usr/share/seabios",
-    "/usr/share/ipxe",
-    "/usr/share/OVMF",
-    "/usr/share/edk2",
-    "/usr/share/locale",
-    "/usr/share/zoneinfo",
-    "/usr/share/crypto-policies",
-    "/etc/crypto-policies",
-    "/etc/gnutls",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.preload",
-    "/etc/localtime",
-    "/proc/self/cmdline",
-    "/proc/self/maps",
-    "/proc/self/stat",
-    "/proc/self/status",
-    "/proc/cpuinfo",
-    "/proc/filesystems",
-    "/sys/devices/system",
-    "/sys/kernel/mm",
-)
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/qemu", "/usr/share/qemu-kvm", "/usr/share/seabios",
+    "/usr/share/ipxe", "/usr/share/OVMF", "/usr/share/edk2", "/usr/share/locale", "/usr/share/zoneinfo",
+    "/usr/share/crypto-policies", "/etc/crypto-policies", "/etc/gnutls", "/etc/ld.so.cache", "/etc/ld.so.preload",
+    "/etc/localtime", "/proc/self/cmdline", "/proc/self/maps", "/proc/self/stat", "/proc/self/status",
+    "/proc/cpuinfo", "/proc/filesystems", "/sys/devices/system", "/sys/kernel/mm",
+)  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/kvm")
 # exec of QEMU runs the dynamic loader.
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
@@ -97,13 +76,17 @@ def refused_calls(argv: Sequence[str]) -> bytes:
 def _paths(value: str) -> list[str]:
     """The absolute paths in an option's value: libvirt writes JSON, or key=value lists in which a comma is doubled."""
     if value.startswith("{"):
-        try:
-            return [text for text in _texts(json.loads(value)) if text.startswith("/")]
-        except ValueError:
-            return []
+        return [text for text in _json_texts(value) if text.startswith("/")]
     fields = [field.replace("\0", ",") for field in value.replace(",,", "\0").split(",")]
     texts = [text.removeprefix("unix:") for field in fields for text in (field, field.partition("=")[2])]
     return [text for text in texts if text.startswith("/")]
+
+
+def _json_texts(value: str) -> list[str]:
+    try:
+        return list(_texts(json.loads(value)))
+    except ValueError:
+        return []
 
 
 def _texts(found: object) -> Iterator[str]:
@@ -142,12 +125,7 @@ def _for_device(value: str) -> Iterator[tuple[str, int]]:
 
 def _sysfs_places(value: str) -> list[str]:
     """A VFIO device's directories in sysfs; it is named by its PCI address, or by its path."""
-    if value.startswith("{"):
-        try:
-            texts = list(_texts(json.loads(value)))
-        except ValueError:
-            return []
-    else:
-        texts = [field.partition("=")[2] for field in value.split(",")]
+    is_json = value.startswith("{")
+    texts = _json_texts(value) if is_json else [field.partition("=")[2] for field in value.split(",")]
     on_pci = [f"/sys/bus/pci/devices/{text}" for text in texts if text.count(":") in (1, 2) and "/" not in text]
     return [*on_pci, *(text for text in texts if text.startswith("/sys/"))]

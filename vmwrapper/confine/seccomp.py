@@ -28,6 +28,10 @@ _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x1
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 # Offsets in struct seccomp_data. Only the lower half of arguments is checked, because the kernel uses 32 bits of them.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+# Kills the process at a call of another architecture; then loads the call's number.
+_BEGIN = (
+    (_LOAD, 0, 0, _ARCHITECTURE_AT), (_JUMP_EQUAL, 1, 0, _X86_64), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT),
+)  # fmt: skip
 
 # fmt: off
 # Neither running a guest nor reading a file needs these.
@@ -72,14 +76,7 @@ THREADS: Case = ((0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),)
 def program(refused: Iterable[int], only: Mapping[int, Sequence[Case]], absent: Iterable[int] = ()) -> bytes:
     """A filter in the kernel's format. `refused` calls fail with EPERM, and so do calls in `only` outside their cases. `absent`
     calls fail as on a kernel that lacks them, so that libc falls back. A call of another architecture kills the process."""
-    code = [
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_JUMP_EQUAL, 1, 0, _X86_64),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
-        (_JUMP_AT_LEAST, 0, 1, _X32_BIT),
-        (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
-    ]
+    code = [*_BEGIN, (_JUMP_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     for number in absent:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     for number, cases in only.items():
@@ -94,12 +91,7 @@ def program(refused: Iterable[int], only: Mapping[int, Sequence[Case]], absent: 
 
 def only_these(allowed: Iterable[int]) -> bytes:
     """A filter that refuses all other calls with EPERM, for code whose calls are all known. Otherwise as `program`."""
-    code = [
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_JUMP_EQUAL, 1, 0, _X86_64),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
-    ]
+    code = list(_BEGIN)
     for number in allowed:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     code.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
