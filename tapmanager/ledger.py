@@ -33,7 +33,7 @@ from tapmanager.fields import (
     refuse_unknown,
     text,
     texts,
-)  # fmt: skip
+)
 from tapmanager.network_values import Dns, address
 from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, SharedNic, sandbox_id
 
@@ -219,8 +219,8 @@ class Ledger:
             raise _cannot_write(path, exc) from exc
 
     def _placement(self, sandbox: str) -> Placement | None:
-        """None: the sandbox has not been armed since the boot. So is one whose file a power cut has left empty or half
-        written: `fetch` then refuses, and a start arms it again."""
+        """None if the sandbox has not been armed since the boot, or if a power cut has damaged the file. `fetch` then refuses
+        until the next start arms the sandbox again."""
         path = self._placement_path(sandbox)
         try:
             with open(path, "rb") as file:

@@ -30,6 +30,10 @@ def mac_address(value: str, where: str) -> str:
     return lowered
 
 
+def mac_bytes(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
 def link_name(value: str, where: str) -> str:
     """The name of a network interface: 1 to 15 printable characters without "/" and ":"."""
     if not _LINK.fullmatch(value):

@@ -25,7 +25,7 @@ from tapmanager.fields import (
     refuse_unknown,
     text,
     texts,
-)  # fmt: skip
+)
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
 from tapmanager.network_values import (
     FILTERS,

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, parse_mountinfo, settings
 from tapmanager.errors import TapmanagerError, internal, invalid, wrong_state
@@ -273,24 +273,18 @@ def _restore(path: str, value: str) -> None:
 
 def _remove(directory: str) -> None:
     until = time.monotonic() + _EMPTY_WAIT
-    for _ in _until(until):
+    while True:
         try:
-            os.rmdir(directory)
-        except FileNotFoundError:
-            return
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(directory)
         except OSError as exc:
             if exc.errno != errno.EBUSY:
                 raise internal(f"the cgroup {directory} cannot be removed: {exc.strerror}") from exc
+            if time.monotonic() >= until:
+                raise wrong_state(f"the cgroup {directory} cannot be removed: it still contains processes") from exc
         else:
             return
-    raise wrong_state(f"the cgroup {directory} cannot be removed: it still contains processes")
-
-
-def _until(end: float) -> Iterator[None]:
-    yield
-    while time.monotonic() < end:
         threading.Event().wait(_EMPTY_POLL)  # the kernel signals this by inotify only in v2
-        yield
 
 
 def _read(path: str) -> str:

@@ -23,7 +23,7 @@ from tapmanager.dhcp.packet import (
     build_frame,
     parse_frame,
 )
-from tapmanager.network_values import Dns
+from tapmanager.network_values import Dns, mac_bytes
 from tapmanager.pod import Nic, Route
 
 # A guest's address never changes while it lives; a day keeps renewals rare.
@@ -64,8 +64,8 @@ def lease_for(nic: Nic, dns: Dns, name: str) -> Lease | None:
     gateways = [router for _, router in routes if router != packet.ANY]
     default = [router for to, router in routes if to.prefixlen == 0 and router != packet.ANY]
     return Lease(
-        mac=bytes.fromhex(nic.mac.replace(":", "")),
-        server_mac=bytes.fromhex(nic.bridge_mac.replace(":", "")),
+        mac=mac_bytes(nic.mac),
+        server_mac=mac_bytes(nic.bridge_mac),
         server=(*default, *gateways, _LINK_LOCAL_SERVER)[0],
         interface=found[0],
         mtu=nic.guest_mtu,

@@ -16,7 +16,7 @@ from ipaddress import IPv6Address, IPv6Interface
 from tapmanager.dhcp.packet import BadPacket, encode_search
 from tapmanager.ipv6 import frame
 from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address
-from tapmanager.network_values import Dns
+from tapmanager.network_values import Dns, mac_bytes
 from tapmanager.pod import Nic
 
 # DHCPv6 messages as values and bytes: any bytes give a Message or BadPacket.
@@ -154,8 +154,8 @@ def lease_for(nic: Nic, dns: Dns) -> Lease | None:
     if not found:
         return None
     return Lease(
-        mac=bytes.fromhex(nic.mac.replace(":", "")),
-        server_mac=bytes.fromhex(nic.bridge_mac.replace(":", "")),
+        mac=mac_bytes(nic.mac),
+        server_mac=mac_bytes(nic.bridge_mac),
         addresses=found[:_MOST_ADDRESSES],
         dns=tuple(IPv6Address(server) for server in dns.servers if ":" in server),
         searches=dns.searches,

@@ -19,7 +19,7 @@ from tapmanager.ipv6.frame import (
     stand_in_mac,
     stand_in_number_of,
 )
-from tapmanager.network_values import Dns
+from tapmanager.network_values import Dns, mac_bytes
 from tapmanager.pod import Nic
 
 # The maximum of the field (RFC 8319), because nothing repeats the advertisements while tapmanager is down.
@@ -85,8 +85,8 @@ def announcement_for(nic: Nic, dns: Dns) -> Announcement | None:
         else:
             routers.append(_router(gateway, number, networks, nic))
     return Announcement(
-        mac=_mac(nic.mac),
-        server_mac=_mac(nic.bridge_mac),
+        mac=mac_bytes(nic.mac),
+        server_mac=mac_bytes(nic.bridge_mac),
         own=own[0].ip,
         mtu=nic.guest_mtu,
         routers=tuple(routers),
@@ -98,7 +98,7 @@ def announcement_for(nic: Nic, dns: Dns) -> Announcement | None:
 
 
 def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], nic: Nic) -> Router:
-    macs = {ipaddress.ip_address(one.address): _mac(one.mac) for one in nic.neighbours}
+    macs = {ipaddress.ip_address(one.address): mac_bytes(one.mac) for one in nic.neighbours}
     return Router(
         address=gateway if gateway.is_link_local else stand_in_address(number),
         gateway=None if gateway.is_link_local else gateway,
@@ -111,10 +111,6 @@ def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], 
 def _mac_of(router: Router) -> bytes | None:
     """The router's MAC for the guest; None for a router that is not a stand-in, which the guest can ask itself."""
     return router.mac if router.gateway is None else stand_in_mac(stand_in_number_of(router.address))
-
-
-def _mac(text: str) -> bytes:
-    return bytes.fromhex(text.replace(":", ""))
 
 
 def frames(announced: Announcement, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:

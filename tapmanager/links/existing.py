@@ -22,8 +22,8 @@ _NODES = ("/proc/1/ns/net", "/proc/self/ns/net")
 
 
 def nic_in(existing: Existing, descriptor: int, macs: Mapping[str, str]) -> SharedNic:
-    """The guest's NIC in this namespace, which is `opened`. `macs`: those that the VM keeps, by interface. Raises TapmanagerError
-    if the namespace cannot be used for a VM, and OSError."""
+    """The guest's NIC in this namespace. `descriptor`: from `opened`. `macs`: those that the VM keeps, by interface. Raises
+    TapmanagerError if the namespace cannot be used for a VM, and OSError."""
     inode = os.fstat(descriptor).st_ino
     if inode in _nodes():
         raise invalid(f"{existing.path} is the node's own network namespace; a VM cannot share it")

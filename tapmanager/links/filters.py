@@ -71,7 +71,7 @@ from collections.abc import Iterator, Sequence
 
 from tapmanager.ipv6.frame import STAND_IN_PREFIX
 from tapmanager.links import nft
-from tapmanager.network_values import OFF, WITH_IP
+from tapmanager.network_values import OFF, WITH_IP, mac_bytes
 from tapmanager.pod import Nic
 
 # Offsets in the Ethernet header, and types there.
@@ -134,7 +134,7 @@ def reflections_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
 
 
 def _is_reflected(nic: Nic) -> bytes:
-    own = nft.is_at(nft.LINK, _SENDER, bytes.fromhex(nic.mac.replace(":", "")))
+    own = nft.is_at(nft.LINK, _SENDER, mac_bytes(nic.mac))
     return own + nft.has_bits(nft.LINK, _TARGET, b"\x01") + _DROP  # multicast
 
 
@@ -146,7 +146,7 @@ def spoof_filter_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
 
 
 def _tests(nic: Nic) -> Iterator[bytes]:
-    mac = bytes.fromhex(nic.mac.replace(":", ""))
+    mac = mac_bytes(nic.mac)
     yield nft.is_none_of(nft.LINK, _SENDER, [mac]) + _DROP
     yield _is(_ARP) + nft.is_none_of(nft.NETWORK, 8, [mac]) + _DROP
     if nic.filter == WITH_IP:

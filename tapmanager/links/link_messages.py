@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tapmanager.links.netlink import ACK, REQUEST, attribute, message
+from tapmanager.network_values import mac_bytes
 
 _RTM_SETLINK, _RTM_DELADDR, _RTM_DELROUTE = 19, 21, 25
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER = 1, 3, 4, 10
@@ -51,7 +52,7 @@ def set_link(doing: str, index: int, wanted: LinkSettings) -> Change:
     """Changes the link and brings it up. The kernel sets address, MTU and name before the master, and brings it up last."""
     parts = [struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, _IFF_UP, _IFF_UP)]
     if wanted.mac:
-        parts.append(attribute(_IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", ""))))
+        parts.append(attribute(_IFLA_ADDRESS, mac_bytes(wanted.mac)))
     if wanted.mtu:
         parts.append(attribute(_IFLA_MTU, struct.pack("=I", wanted.mtu)))
     if wanted.name:

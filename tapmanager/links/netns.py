@@ -18,10 +18,9 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from tapmanager.errors import TapmanagerError, internal, unavailable
+from tapmanager.errors import TapmanagerError, unavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -186,9 +185,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -203,14 +200,13 @@ class Worker:
 
 
 def _in_thread(work: Callable[[], T]) -> T:
-    done: list[T] = []
-    failed: list[BaseException] = []
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.append(work())
+            done.set_result(work())
         except BaseException as exc:  # noqa: BLE001  handed to the caller, whatever it is
-            failed.append(exc)
+            done.set_exception(exc)
 
     thread = threading.Thread(target=run, name="in-netns")
     try:
@@ -220,8 +216,4 @@ def _in_thread(work: Callable[[], T]) -> T:
             f"cannot start a thread: {exc}; the node or the service has too many threads, or no memory"
         ) from exc
     thread.join()
-    if failed:
-        raise failed[0]
-    if not done:
-        raise internal("the helper thread ended without a result")
-    return done[0]
+    return done.result(timeout=0)

@@ -60,7 +60,7 @@ def networks_of(result: CniResult, links: Sequence[KernelLink], delegates: Seque
         if network.interfaces and known.isdisjoint(network.interfaces):
             known |= set(network.interfaces)
             others.append(network)
-    # A tunnel's is a plugin's helper; of a network that is one the guest would have been told.
+    # A tunnel carries no frames: it is a plugin's helper, because a record would name a network's interface.
     found = [link.name for link in links if link.leads_out and link.frames]
     others += [Network("", _NOTHING, (name,)) for name in found if name not in known]
     return (first, *sorted(others, key=lambda network: _by_number(network.interfaces[0])))

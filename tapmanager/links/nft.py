@@ -1,7 +1,7 @@
 """nf_tables messages for filters of the bridge family: expressions, rules and one batch, as bytes. Pure.
 
 The bridge family is in every distribution's kernel since 3.13, needs no program (`nft`, `ebtables`) and no device in a rule; tc
-with an action needs act_gact, which small kernels leave out; the netdev family needs a chain a device. Numbers are from
+with an action needs act_gact, which small kernels leave out; the netdev family needs a chain per device. Numbers are from
 linux/netfilter/nf_tables.h; the formats were compared with what `nft --debug=netlink` sends."""
 
 from __future__ import annotations

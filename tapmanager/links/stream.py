@@ -11,6 +11,7 @@ import threading
 import time
 
 from tapmanager.errors import TapmanagerError, internal, wrong_state
+from tapmanager.network_values import mac_bytes
 
 _POLL = 0.01
 # No passt listens, or it has not yet taken the connection of an earlier call.
@@ -32,7 +33,7 @@ def connect(path: str, mac: str, until: float) -> int:
     finally:
         os.close(at)
     try:
-        connection.sendall(_first_frame(bytes.fromhex(mac.replace(":", ""))))
+        connection.sendall(_first_frame(mac_bytes(mac)))
     except OSError as exc:
         connection.close()
         raise _ended(path) from exc

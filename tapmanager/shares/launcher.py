@@ -5,9 +5,9 @@ network namespace, and then becomes passt.
     launcher.py network ROOT < orders          as JSON, see `_NetworkOrders`
 
 A volume whose server is gone may hang any access. It hangs only this process, which the caller can kill. On standard output, the
-process prints the number of each volume before it checks the volume. passt goes to the background when it is ready, and says on
-the same pipe why it does not start. If the launcher fails, it prints `{"kind", "message"}` without a line
-break, and exits with 1. Its mounts are not visible elsewhere, and they vanish with the last process in the namespace.
+process prints the number of each volume before it checks the volume. When passt is ready, it goes to the background; if it does
+not start, it writes the reason to the same pipe. If the launcher fails, it prints `{"kind", "message"}` without a line break, and
+exits with 1. Its mounts are not visible elsewhere, and they vanish with the last process in the namespace.
 """
 
 from __future__ import annotations

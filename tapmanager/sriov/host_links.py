@@ -16,6 +16,7 @@ from pyroute2 import IPRoute
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.links import netlink, netns, pod_links
 from tapmanager.links.netlink import ACK, REQUEST, attribute, message, nested
+from tapmanager.network_values import mac_bytes
 from tapmanager.pod import NicFunction
 from tapmanager.sriov.vf_settings import LINK_STATES, PROTOCOLS, VfSettings
 
@@ -94,7 +95,7 @@ def request_of(index: int, number: int, change: VfSettings) -> bytes:
 def _attributes(number: int, change: VfSettings) -> list[bytes]:
     found = []
     if change.mac is not None:
-        found.append(attribute(_MAC, struct.pack("=I32s", number, bytes.fromhex(change.mac.replace(":", "")))))
+        found.append(attribute(_MAC, struct.pack("=I32s", number, mac_bytes(change.mac))))
     if change.vlan is not None:
         packed = struct.pack("=III", number, change.vlan, change.qos or 0) + struct.pack("!Hxx", _protocol(change))
         found.append(nested(_VLAN_LIST, attribute(_VLAN_INFO, packed)))
