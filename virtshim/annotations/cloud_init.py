@@ -11,13 +11,7 @@ from virtshim.annotations.options import Reader, VmOptions, flag, one_of, sets
 from virtshim.guest.login import parse_keys
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.yaml_text import parse_mapping
-from virtshim.seed.sources import (
-    DataSource,
-    checked,
-    data_source_parse_encoding,
-    data_source_parse_key,
-    data_source_parse_source,
-)
+from virtshim.seed.sources import DataSource, checked, parse_data_encoding, parse_data_key, parse_data_source
 
 _USER_DATA_SOURCE: Final = "VirtletCloudInitUserDataSource"
 _SOURCE_KEY: Final = f"{_USER_DATA_SOURCE}Key"
@@ -45,12 +39,12 @@ def _meta_data(text: str) -> dict[str, Any]:
 
 
 def _source(*, with_key: bool) -> Callable[[str], DataSource | None]:
-    return lambda text: data_source_parse_source(text, with_key=with_key) if text else None
+    return lambda text: parse_data_source(text, with_key=with_key) if text else None
 
 
 def _user_data_key(options: VmOptions, text: str) -> VmOptions:
     """Called after the annotation of the source was read, because its name sorts first."""
-    key, source = data_source_parse_key(text) if text else "", options.user_data_source
+    key, source = parse_data_key(text) if text else "", options.user_data_source
     return dataclasses.replace(options, user_data_source=source and dataclasses.replace(source, key=key))
 
 
@@ -70,7 +64,7 @@ GUEST_DATA: Final[Mapping[str, Reader]] = {
     "VirtletForceDHCPNetworkConfig": sets("force_dhcp", flag),
     _USER_DATA_SOURCE: sets("user_data_source", _source(with_key=False)),
     _SOURCE_KEY: _user_data_key,
-    _SOURCE_ENCODING: sets("user_data_encoding", data_source_parse_encoding),
+    _SOURCE_ENCODING: sets("user_data_encoding", parse_data_encoding),
     "VirtletSSHKeySource": sets("ssh_key_source", _source(with_key=True)),
     "VirtletFilesFromDataSource": sets("files_source", _source(with_key=False)),
 }

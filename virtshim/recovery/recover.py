@@ -94,9 +94,8 @@ class Recover:
         if lost:
             self.images.adopt()
             _log_unknown_pods(todo)
-            todo = (
-                todo.without_deletions()
-            )  # kubelet has had no time to ask for missing pods, so the reconciler decides later
+            # kubelet has had no time to ask for missing pods, so the reconciler decides later.
+            todo = todo.without_deletions()
         left = self.repair_runner.begin_round()
         for repair in self.repairs.steps(todo, rebooted=rebooted):
             if repair.is_of_leftover:

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -82,7 +83,7 @@ class WatchPods:
         ):
             self._try(part)
 
-    def _try(self, part: Callable[[], None]) -> None:
+    def _try(self, part: Callable[[], object]) -> None:
         try:
             part()
         except ShimError as exc:
@@ -92,7 +93,7 @@ class WatchPods:
 
     def _passts(self) -> None:
         for container in self.parts.volumes.cut_off():
-            self._try(lambda one=container: self._end_cut_off(one))  # type: ignore[misc]
+            self._try(partial(self._end_cut_off, container))
 
     def _end_cut_off(self, container: Container) -> None:
         """The guest keeps its carrier and would never notice. kubelet restarts the container, with another passt."""
@@ -111,9 +112,9 @@ class WatchPods:
         domains = {domain.container_id: domain for domain in self.parts.hypervisor.owned()}
         for container in running:
             if container.status.checkpointing or container.status.frozen:  # harmless if it is still under way
-                self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
+                self._try(partial(self.checkpoints.finish_leftover, container))
             if container.status.saving or container.status.arriving:
-                self._try(lambda one=container: self._finish_state(one))  # type: ignore[misc]
+                self._try(partial(self._finish_state, container))
             domain = domains.get(container.id)
             troubled = (
                 container.status.trouble
@@ -123,7 +124,7 @@ class WatchPods:
             )
             stands = container.status.paused or (domain is not None and domain.state.power is Power.PAUSED)
             if domain is None or domain.state.has_ended or troubled or stands:
-                self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
+                self._try(partial(self._look_closer, container, domain))
 
     def _finish_state(self, container: Container) -> None:
         receiving = self.states.receiving

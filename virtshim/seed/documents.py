@@ -34,16 +34,15 @@ from virtshim.volumes.pod_mounts import HOSTS, says_hosts, written_paths
 # which cloud-init's `convert_net_json` passes through.
 # https://docs.openstack.org/nova/latest/user/metadata.html
 
-CONFIG_DRIVE_LABEL: Final = "config-2"
+_CONFIG_DRIVE_LABEL: Final = "config-2"
 # The directory of its files in the ISO.
-CONFIG_DRIVE_DIRECTORY: Final = "openstack/latest"
-
+_CONFIG_DRIVE_DIRECTORY: Final = "openstack/latest"
 _ANY: Final = "0.0.0.0"  # noqa: S104  nothing is bound
 # Keys that cloud-init passes through.
 _PASSED_THROUGH: Final = ("pointopoint", "dns_nameservers", "dns_search")
 
 
-def config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`generated`: a NoCloud seed's meta-data. `own`: the pod's meta-data, which takes precedence."""
     keys = generated.get("public-keys", [])
     document = {
@@ -53,11 +52,6 @@ def config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any])
         **({"public_keys": {f"key-{number}": key for number, key in enumerate(keys)}} if keys else {}),
     }
     return {**document, **own}
-
-
-def config_drive_vendor_data(text: str) -> dict[str, Any]:
-    """A config drive's vendor-data is JSON; cloud-init reads the key `cloud-init`."""
-    return {"cloud-init": text}
 
 
 def config_drive_network_data(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,12 +186,14 @@ def _nocloud(meta: Mapping[str, Any], user: str, network: Mapping[str, Any] | No
 def _config_drive(
     meta: Mapping[str, Any], own: Mapping[str, Any], user: str, network: Mapping[str, Any] | None, vendor: str
 ) -> SeedDocuments:
-    files = {"meta_data.json": _json(config_drive_meta_data(meta, own)), "user_data": user}
+    files = {"meta_data.json": _json(_config_drive_meta_data(meta, own)), "user_data": user}
     if network is not None:
         files["network_data.json"] = _json(config_drive_network_data(network))
     if vendor:
-        files["vendor_data.json"] = _json(config_drive_vendor_data(vendor))
-    return SeedDocuments(CONFIG_DRIVE_LABEL, {f"{CONFIG_DRIVE_DIRECTORY}/{name}": text for name, text in files.items()})
+        files["vendor_data.json"] = _json({"cloud-init": vendor})
+    return SeedDocuments(
+        _CONFIG_DRIVE_LABEL, {f"{_CONFIG_DRIVE_DIRECTORY}/{name}": text for name, text in files.items()}
+    )
 
 
 def _json(document: Mapping[str, Any]) -> str:

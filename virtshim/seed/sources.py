@@ -47,7 +47,7 @@ class DataSource:
         return f"annotation {annotation}: {self.kind} {escaped(namespace, 80)}/{self.name}"
 
 
-def data_source_parse_source(text: str, *, with_key: bool) -> DataSource:
+def parse_data_source(text: str, *, with_key: bool) -> DataSource:
     """`secret/NAME` or `configmap/NAME`; `with_key`: `/KEY` may follow. Raises InvalidRequest."""
     kind, _, rest = text.partition("/")
     name, slash, key = rest.partition("/")
@@ -61,7 +61,7 @@ def data_source_parse_source(text: str, *, with_key: bool) -> DataSource:
     return DataSource("secret" if kind == "secret" else "configmap", name, key)
 
 
-def data_source_parse_key(text: str) -> str:
+def parse_data_key(text: str) -> str:
     """Raises InvalidRequest."""
     if not _is_data_key(text):
         raise InvalidRequest(
@@ -70,7 +70,7 @@ def data_source_parse_key(text: str) -> str:
     return text
 
 
-def data_source_parse_encoding(text: str) -> Encoding:
+def parse_data_encoding(text: str) -> Encoding:
     """Raises InvalidRequest."""
     if text not in ("", "plain", "base64"):
         raise InvalidRequest(f"{text[:80]!r} is malformed; write plain or base64")

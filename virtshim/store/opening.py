@@ -89,19 +89,11 @@ def _salvage(damaged: str, records: SqliteRecords) -> None:
     counts = {
         "sandboxes": _copy(damaged, "sandboxes", rows.SANDBOX.parse, records.sandboxes.put),
         "containers": _copy(damaged, "containers", rows.container_from, records.containers.put),
-        "images": _copy(damaged, "images", _images_from, _each(records.images.put)),
+        "images": _copy(damaged, "images", _images_from, lambda images: list(map(records.images.put, images))),
         "borrowed": _copy(damaged, "borrowed", rows.BORROWED.parse, records.borrowed.put),
         "device_conditions": _copy(damaged, "device_conditions", rows.CONDITION.parse, records.device_conditions.put),
     }
     log.warning("database.salvaged", **counts)
-
-
-def _each(put: Callable[[Image], None]) -> Callable[[Sequence[Image]], None]:
-    def put_each(images: Sequence[Image]) -> None:
-        for image in images:
-            put(image)
-
-    return put_each
 
 
 def _images_from(document: Any) -> Sequence[Image]:
@@ -109,7 +101,7 @@ def _images_from(document: Any) -> Sequence[Image]:
     return [rows.IMAGE.parse(text) for text in split_by_config(document).values() or (document,)]
 
 
-def _copy(damaged: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], None]) -> int:
+def _copy(damaged: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], object]) -> int:
     seen = set()
     for (document,) in readable_rows(damaged, table, ("document",)):
         try:

@@ -129,7 +129,7 @@ class DomainMetadata:
     uid: int = 0
 
     def __repr__(self) -> str:  # keeps the key out of logs
-        return f"Remembered({self.title!r})"
+        return f"DomainMetadata({self.title!r})"
 
 
 class VmInventory(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -275,14 +274,12 @@ def _delete_orphaned_claims(engine: Engine) -> None:
 
 def _read_copy(path: str) -> str | None:
     """None if the file is missing or holds no UUID. Raises InternalError if it cannot be read."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        try:
-            return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise InternalError(f"the node's id cannot be read from {path}: {exc.strerror}") from exc
-    return None
+    try:
+        return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as exc:
+        raise InternalError(f"the node's id cannot be read from {path}: {exc.strerror}") from exc
 
 
 def _write_copy(path: str, node: str) -> None:
