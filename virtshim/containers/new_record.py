@@ -210,7 +210,7 @@ class ContainerRecords:
             uid=uid,
             passt_uid=passt_uid,
             image_config=image_config,
-            beside_pod=sandbox.vms_lie_beside,
+            beside_pod=sandbox.config.vms_lie_beside,
             volumes=admitted.volumes,
             image_id=image.id,
             copies=admitted.copies,

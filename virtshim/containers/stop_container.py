@@ -17,7 +17,7 @@ from virtshim.guest.command import MAX_MESSAGE_BYTES, stop_signal_of, terminatio
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.operation import Action, paused_by_operator
 from virtshim.guest.ports import GuestAgents, GuestOperations, TerminationFiles
-from virtshim.model.container import Container, ContainerPhase, ExitReason, asked_to_stop
+from virtshim.model.container import Container, ContainerPhase, ExitReason
 from virtshim.model.errors import Aborted, InternalError, ShimError, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.moves.renewing import VmStates
@@ -173,7 +173,7 @@ class StopContainer:
         if not container.is_running or container.status.stop_asked or container.status.ending is not None:
             return
         try:
-            self.records.containers.replace(asked_to_stop(container))
+            self.records.containers.replace(container.asked_to_stop())
         except ShimError as exc:
             log.warning("container.stop.unrecorded", container=container.id.short, error=str(exc))
 

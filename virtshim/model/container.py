@@ -206,7 +206,7 @@ class ContainerSpec:
     empty_disks: tuple[EmptyDisk, ...] = ()
     # Defaults from the image that the pod may override; empty if the pod does not want them.
     image_config: ImageConfig = ImageConfig()
-    # Whether its VM's cgroup is beside the pod's own, where kubelet looks at names.
+    # Whether its VM's cgroup is beside the pod's own. There kubelet may take it for a pod's, by its name.
     beside_pod: bool = False
     # The VM that it runs, if the VM outlives its pods: its name, "" for none.
     vm: str = ""
@@ -471,6 +471,5 @@ class Container:
         start."""
         return self._with(claims=claims)
 
-
-def asked_to_stop(container: Container) -> Container:
-    return dataclasses.replace(container, status=dataclasses.replace(container.status, stop_asked=True))
+    def asked_to_stop(self) -> Container:
+        return self._with(stop_asked=True)

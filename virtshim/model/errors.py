@@ -1,4 +1,4 @@
-"""The errors of the product: each carries a kind and a message for users, and nothing of the library that failed.
+"""The product's errors. Each has a kind and a message for users, and contains nothing of the library that failed.
 
     ShimError                    kind
       InvalidRequest             INVALID              a field is missing or wrong; the message names it and the remedy
@@ -7,15 +7,15 @@
       WrongState                 FAILED_PRECONDITION  the object is there but cannot do this now
       DeadlineExceeded           DEADLINE             the caller's time, or an outside step's own limit, is over
       Unavailable                UNAVAILABLE          libvirt, tapmanager or a registry cannot be reached; try again
-        RegistryUnavailable      REGISTRY             of those, what a pull asked: kubelet has a name for it
+        RegistryUnavailable      REGISTRY             a pull's registry cannot be reached; kubelet has a reason for this case
       ResourceExhausted          EXHAUSTED            no disk, memory, address or place left
       PermissionRefused          PERMISSION           credentials refused, or what the node's operator does not allow
-        SignatureRefused         SIGNATURE            of that, an image's missing signature: kubelet has a name for it
+        SignatureRefused         SIGNATURE            an image lacks a required signature; kubelet has a reason for this case
       Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
       Aborted                    ABORTED              another call on the same object won; repeat
       InternalError              INTERNAL             an external program failed in a way that a retry does not fix
 
-`virtshim.cri.error_codes` is the one place that turns kinds into gRPC codes.
+`virtshim.cri.error_codes` alone turns kinds into gRPC codes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 
 
 class ShimError(Exception):
-    """Base of all errors a caller may see; `str()` is written for a person: what, why, what to do."""
+    """The base of all errors that a caller may see. `str()` tells a person what is wrong, why, and what to do."""
 
     kind = Kind.INTERNAL
 

@@ -115,7 +115,9 @@ def find_named(images: Sequence[Image], reference: str) -> Image | None:
     """Like `find_image`, but compares only names, because a name of hex digits may by chance be the beginning of an
     id."""
     name = ImageName.parse(reference)
-    return _by_repo_digest(images, name) if name.digest else _by_tag(images, name)
+    if name.digest:
+        return _by_name(images, str(name), lambda image: image.repo_digests)
+    return _by_name(images, name.tagged, lambda image: image.tags)
 
 
 def _by_id(images: Sequence[Image], prefix: str) -> Image | None:
@@ -123,14 +125,6 @@ def _by_id(images: Sequence[Image], prefix: str) -> Image | None:
     if len(found) > 1:
         raise InvalidRequest(f"image id {prefix!r} fits {len(found)} images; give more digits")
     return found[0] if found else None
-
-
-def _by_tag(images: Sequence[Image], name: ImageName) -> Image | None:
-    return _by_name(images, name.tagged, lambda image: image.tags)
-
-
-def _by_repo_digest(images: Sequence[Image], name: ImageName) -> Image | None:
-    return _by_name(images, str(name), lambda image: image.repo_digests)
 
 
 def _by_name(images: Sequence[Image], wanted: str, names: Callable[[Image], Iterable[str]]) -> Image | None:

@@ -1,12 +1,12 @@
 """Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
 
 state_dir/                       survives a reboot, root only
-  state.db                       SQLite; state.db.corrupt-<time>: one that was damaged, state.db.new: made of it
-  node.id                        the node's id once more
+  state.db                       SQLite; state.db.corrupt-<time>: a damaged one, state.db.new: what replaces it
+  node.id                        a copy of the node's id
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  root.nvram  seed.iso  sysprep.iso  ignition.json  console.log (raw bytes)
                                  console.pos  command.pos  kernel-<path>
-                                 record.json: its pod's records once more, for a lost database
+                                 record.json: a copy of its pod's records, in case the database is lost
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.model.sandbox)
                                  <disk>.nvram  <disk>.firmware  <disk>.tpm  <disk>.places
                                  <disk>.kernel-<path>
@@ -15,13 +15,13 @@ state_dir/                       survives a reboot, root only
   templates/<id>/                root.qcow2  console.log, while a template boots (virtshim.templates)
   peers/node.pem                 key, certificate and CA for other nodes, of virtshim agent (virtshim.cluster.node_certificate)
 run_dir/                         gone after a reboot
-  virtshim.sock  virtshim.lock   the CRI socket and who serves it
-  admin.sock                     operators' socket, root's alone
+  virtshim.sock  virtshim.lock   the CRI socket, and the lock of the process that serves it
+  admin.sock                     the operators' socket, for root alone
   tapmanager.sock
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
-  shares/<short id>/             fs.sock, if the pod has volumes: the share program's
-                                 net/sock, if it has containers beside the VM: passt's
+  shares/<short id>/             fs.sock of the share program, if the pod has volumes
+                                 net/sock of passt, if it has containers beside the VM
   memory/<short id>.sock         while a VM starts from a template
 """
 

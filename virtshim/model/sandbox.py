@@ -36,16 +36,9 @@ def check_handler(asked: str, known: Collection[str], pod_handlers: Collection[s
         )
 
 
-def vms_lie_beside(config: SandboxConfig) -> bool:
-    """Whether the VMs' cgroups are beside the pod's own. Without an overhead, kubelet limits the pod's cgroup to what
-    the guest may use, with nothing for QEMU, and the kernel would kill the VM as soon as its guest uses all its
-    memory."""
-    return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
-
-
 def refuse_without_overhead(config: SandboxConfig, *, shared: bool = False) -> None:
     """Raises InvalidRequest for a pod whose VMs would be beside its cgroup. `shared`: it has containers beside its VM."""
-    if vms_lie_beside(config):
+    if config.vms_lie_beside:
         needs = "a pod with containers beside its VM needs" if shared else "this node requires (vm.require_overhead)"
         raise InvalidRequest(
             f"the pod has no memory overhead, which {needs}: its virtual machine would be outside the pod's cgroup, and under "
@@ -141,6 +134,13 @@ class SandboxConfig:
     # For the guest's kernel.
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def vms_lie_beside(self) -> bool:
+        """Whether the VMs' cgroups are beside the pod's own. Without an overhead, kubelet limits the pod's cgroup to what
+        the guest may use, with nothing for QEMU, and the kernel would kill the VM as soon as its guest uses all its
+        memory."""
+        return not self.overhead.memory_limit_bytes and is_pods_own(self.cgroup_parent)
+
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
@@ -173,7 +173,7 @@ class Sandbox:
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
     disk_bus: DiskBus = DiskBus.SCSI
     profile: Mapping[str, str] = field(default_factory=dict)
-    # Of a sandbox that another runtime made: `id` is that runtime's.
+    # Set for a sandbox that another runtime made; `id` is then that runtime's id.
     adopted: Adoption | None = None
 
     @property
@@ -226,13 +226,9 @@ class Sandbox:
         return self.changed_resources or self.config.resources
 
     @property
-    def vms_lie_beside(self) -> bool:
-        return vms_lie_beside(self.config)
-
-    @property
     def vm_cgroup_parent(self) -> str:
         """The parent of new VMs' cgroups."""
-        return beside(self.config.cgroup_parent) if self.vms_lie_beside else self.config.cgroup_parent
+        return beside(self.config.cgroup_parent) if self.config.vms_lie_beside else self.config.cgroup_parent
 
     @property
     def is_ready(self) -> bool:

@@ -336,7 +336,11 @@ def _needed(size: VmSize) -> int:
 def overhead_missing(sandbox: Sandbox, resources: Resources, size: VmSize) -> int:
     """By how many bytes its pod's cgroup, with limit and overhead, is too small for the VM; 0 if it fits, or is not
     limited."""
-    if not is_pods_own(sandbox.config.cgroup_parent) or sandbox.vms_lie_beside or not resources.memory_limit_bytes:
+    if (
+        not is_pods_own(sandbox.config.cgroup_parent)
+        or sandbox.config.vms_lie_beside
+        or not resources.memory_limit_bytes
+    ):
         return 0
     # Huge pages are not charged as memory.
     room = sandbox.overhead.memory_limit_bytes + (resources.memory_limit_bytes if size.page_bytes else 0)

@@ -167,7 +167,7 @@ class VmSpec:
     hardware: HardwareOptions = HardwareOptions()
     # The file of UEFI's variables, which libvirt makes if it is missing; "" with a BIOS.
     nvram: str = ""
-    # Whose variables they are; None leaves the choice of the firmware to libvirt.
+    # The firmware that the variables belong to; None lets libvirt choose it.
     firmware_files: FirmwareFiles | None = None
     # The root disk outlives this VM. The TPM's state stays too, for the next VM of the same UUID.
     keeps_tpm: bool = False
@@ -234,9 +234,9 @@ class PauseReason(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class PowerState:
     power: Power
-    # Counts for what is off.
+    # Meaningful only while the domain is off.
     reason: OffReason = OffReason.UNKNOWN
-    # Counts for what is PAUSED.
+    # Meaningful only while the domain is PAUSED.
     pause: PauseReason = PauseReason.OTHER
 
     @property

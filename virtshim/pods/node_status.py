@@ -78,7 +78,7 @@ class NodeStatus:
             "netns": sandbox.network.netns if sandbox.network else "",
             "interfaces": self.functions.of_sandbox(sandbox),
             "vmCgroupParent": sandbox.vm_cgroup_parent,
-            "vmCgroupNote": _BESIDE if sandbox.vms_lie_beside else "",
+            "vmCgroupNote": _BESIDE if sandbox.config.vms_lie_beside else "",
         }
 
     def container_facts(self, container: Container) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from fakes.world import LOG_DIRECTORY, World, container_config
 from podclient import wait_until
 
 from virtshim.guest.command import EntrypointProgress, OutputPosition, StreamPosition, stop_signal_of
-from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason, Mount
 from virtshim.model.errors import DeadlineExceeded, InternalError
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import ImageConfig
@@ -159,7 +159,7 @@ def test_a_stop_keeps_a_pending_command_from_starting(world: World) -> None:
     container = world.create(world.run(), config=container_config(command=("/bin/server",)))
     world.start(container)
     world.outside.clock.until_waiting()
-    world.records.containers.replace(asked_to_stop(world.container(container)))
+    world.records.containers.replace(world.container(container).asked_to_stop())
     guests.begin_error = None  # the agent is up now
     world.outside.clock.advance(2)
     world.outside.clock.until_waiting()
@@ -210,7 +210,7 @@ def test_the_termination_message_is_read_after_the_command_has_ended(world: Worl
 
 def stopped_on_disk(world: World, container: ContainerId) -> Container:
     """As a virtshim that was killed after the signal leaves it."""
-    world.records.containers.replace(asked_to_stop(world.container(container)))
+    world.records.containers.replace(world.container(container).asked_to_stop())
     world.outside.clock.held = False
     return world.container(container)
 

@@ -16,7 +16,7 @@ from virtshim.annotations.parse import parse_vm_options
 from virtshim.config.settings import Volumes
 from virtshim.cri.to_proto import container_status
 from virtshim.guest.command import CommandResult, GuestCommand
-from virtshim.model.container import ContainerConfig, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
+from virtshim.model.container import ContainerConfig, ContainerPhase, Exit, ExitReason, Mount
 from virtshim.model.errors import Aborted, DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OffReason
@@ -371,7 +371,7 @@ def test_a_container_that_is_being_stopped_ends_as_one_that_was_stopped(world: W
     made = running(world)
     assert runs_on(world, made)
     world.outside.guests.do = fails()
-    world.records.containers.replace(asked_to_stop(world.container(made)))
+    world.records.containers.replace(world.container(made).asked_to_stop())
     world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
     assert world.container(made).status.ending is None
 
