@@ -30,8 +30,8 @@ class LeaveOff(threading.Event):
 
     @contextmanager
     def calling(self, act: Callable[[], None]) -> Iterator[None]:
-        """Within the block, `act` is called as soon as this is set: what wakes a call that waits for something else. It may be
-        called twice, and never after the block."""
+        """Calls `act` as soon as this is set within the block, to wake a call that waits for something else. `act` may be called
+        twice, but never after the block."""
         with self._acting:
             self._acts.append(act)
         try:
@@ -44,7 +44,7 @@ class LeaveOff(threading.Event):
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[LeaveOff]:
-        """Yields what is set with this, or when the time is over."""
+        """Yields an event that is set together with this one, or when the time is over."""
         over = LeaveOff()
         timer = threading.Timer(max(0.0, seconds), over.set)
         timer.daemon = True
@@ -57,7 +57,7 @@ class LeaveOff(threading.Event):
 
     @contextmanager
     def explained(self, why: str) -> Iterator[None]:
-        """Raises Aborted with that text in the place of what fails in the block because this is set."""
+        """If the block fails while this is set, raises Aborted with the text `why` instead."""
         try:
             yield
         except ShimError as exc:
@@ -90,8 +90,9 @@ class PodLocks:
     @contextmanager
     def held_for_all(self, pod: str) -> Iterator[None]:
         """The lock for all sandboxes of the pod with this `pod_hash`, or for all containers of the VM that outlives its pods
-        (`owner_of` its disk): none is recorded while the disks are removed. Taken after a sandbox's own lock, never before. Held
-        only for a moment, unless the VM is copied to or from its state volume, or moves while it is off."""
+        (`owner_of` its disk). While it is held, none of them is recorded, so that their disks can be removed. Taken after a
+        sandbox's own lock, never before. Held only for a moment, unless the VM is copied to or from its state volume, or moves
+        while it is off."""
         with self._known(pod) as lock, lock:
             yield
 

@@ -134,8 +134,6 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
             future.set_result(result)
 
 
-log = structlog.get_logger(__name__)
-
 # Seconds for all threads together to end.
 _CLOSE: Final = 5.0
 
