@@ -9,10 +9,19 @@ from gate import expected_seconds, next_unit, unit_of
     [
         ("tests/unit/system/test_files.py::test_a[x::y]", "tests/unit/system/test_files.py"),
         ("tests/vfio/test_nic.py::test_a", "tests/vfio"),
+        ("tests/faults/test_kill_matrix.py::test_a[x y]", "tests/faults/test_kill_matrix.py::test_a[x y]"),
     ],
 )
-def test_a_file_is_one_piece_of_work_and_so_is_the_passthrough_machine(nodeid: str, unit: str) -> None:
+def test_a_file_is_one_piece_of_work_and_so_are_the_passthrough_machine_and_each_row_of_kills(
+    nodeid: str, unit: str
+) -> None:
     assert unit_of(nodeid) == unit
+
+
+def test_a_row_of_kills_is_in_the_room_of_its_file() -> None:
+    waiting = {"tests/faults/test_kill_matrix.py::test_a[x/y]": 1.0, "b/test_1.py": 3.0}
+    row = "tests/faults/test_kill_matrix.py::test_a[x/y]"
+    assert next_unit(waiting, here="tests/faults", elsewhere=set()) == row
 
 
 def test_the_room_with_the_most_work_comes_first_and_in_it_the_longest_file() -> None:
