@@ -15,8 +15,8 @@ from fakes.node_certificates import ClusterCa
 
 from virtshim.peers.certificates import PeerFiles
 
-# The last is no real node.
-NAMES = ("here", "there", "taken-over")
+NAMES = ("here", "there")
+_TAKEN_OVER = "taken-over"
 _HEAD = struct.Struct("!cI")
 _COUNT = struct.Struct("!Q")
 
@@ -28,7 +28,7 @@ class PeerNodes:
         place = Path(directory) / "peers"
         place.mkdir()
         self._ca = ClusterCa(place)
-        self._ports = {name: free_port() for name in NAMES}
+        self._ports = {name: free_port() for name in (*NAMES, _TAKEN_OVER)}
 
     def settings(self, name: str) -> str:
         files = self._ca.node(name)
@@ -42,7 +42,7 @@ class PeerNodes:
     def taken_over(self) -> Iterator[TakenOver]:
         """It has the VMs of node `here`, as node `there` gets them."""
         node = TakenOver(
-            self._ports["taken-over"], self._ca.node("taken-over"), self._ports["here"], self._ca.node("there")
+            self._ports[_TAKEN_OVER], self._ca.node(_TAKEN_OVER), self._ports["here"], self._ca.node("there")
         )
         try:
             yield node
