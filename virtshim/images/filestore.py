@@ -229,7 +229,12 @@ class ImageFileStore:
             self._memory.keep_only(self.stored())
 
     def stored(self) -> frozenset[ImageDigest]:
-        return digests_in(self._files) | self._trees.stored()
+        return self._disks() | self._trees.stored()
+
+    def _disks(self) -> frozenset[ImageDigest]:
+        """Regular files alone: no links, no directories."""
+        found = ((self._files / str(one).removeprefix("sha256:"), one) for one in digests_in(self._files))
+        return frozenset(one for path, one in found if path.is_file() and not path.is_symlink())
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
         with self._store_errors(digest):
@@ -244,7 +249,7 @@ class ImageFileStore:
                 remove_tree(str(self._incoming), name)
             self._partials.forget_old()
             _ = self._group
-            for digest in digests_in(self._files):  # an earlier version may have stored them, for another group
+            for digest in self._disks():  # an earlier version may have stored them, for another group
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
