@@ -8,6 +8,7 @@ each client belongs to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -94,7 +95,7 @@ def accepted(listener: socket.socket, wait: float = 1.0) -> Iterator[socket.sock
         try:
             local, _ = listener.accept()
         except OSError as exc:
-            if listener.fileno() < 0:
+            if listener.fileno() < 0 or exc.errno in (errno.EINVAL, errno.EBADF):  # closed, or shut down
                 return
             print(f"a client could not be accepted: {exc.strerror}", file=sys.stderr, flush=True)
             threading.Event().wait(wait)
