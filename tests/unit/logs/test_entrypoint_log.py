@@ -71,7 +71,7 @@ def test_if_the_position_cannot_be_written_its_lines_are_taken_back(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("virtshim.logs.entrypoint_log.os.replace", full)
+        broken.setattr("os.replace", full)
         with pytest.raises(ResourceExhausted):
             logs.write(CONTAINER, (Output(OUT, b"again\n"),), THERE)
     logs.write(CONTAINER, (Output(OUT, b"again\n"),), THERE)
