@@ -286,9 +286,8 @@ def _started(view: _View) -> Step | None:
     record, vm = view.record, view.vm
     if record.pod is not None or record.target is not None or not vm.spec.wants_pod or vm.deleting or view.waits:
         return None
-    if (
-        view.others
-    ):  # all are new, because `waits` names others; the rule for leftovers has deleted those that do not fit
+    # All of them are new: `waits` names others, and the rule for leftovers has deleted those that do not fit.
+    if view.others:
         new = view.others[0]
         return Note(record.replace(pod=new.ref, restarted_at=new.restarted_at, pod_refusal=None))
     return None if view.pod_has_to_wait else _wanted(view)
