@@ -131,7 +131,10 @@ class NodeCertificate:
         if self._now() >= own.since + (own.until - own.since) * RENEWED_AT:
             return f"it is valid until {stamp_of(own.until)}"
         with open(self.files.certificate, encoding="ascii", errors="replace") as file:
-            key, certificate, *cas = file.read().split(_BEGIN)
+            key, *texts = file.read().split(_BEGIN)
+        if not texts:
+            return "its file is not as the agent writes it"
+        certificate, *cas = texts
         if "".join(_BEGIN + one for one in cas) != ca:
             try:
                 self._write(key + _BEGIN + certificate + ca)

@@ -40,6 +40,8 @@ _LONGEST: Final = 1 << 20
 _REQUEST: Final = 10.0
 _LOOK: Final = 60.0
 _CONNECTIONS: Final = 64
+# Seconds for the thread of a connection that was ended.
+_DROPPED: Final = 1.0
 _TOO_MANY_REQUESTS: Final = 429
 
 
@@ -78,14 +80,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def setup(self) -> None:
         # Here, in the connection's own thread: a peer that is slow to shake hands keeps nobody waiting.
         self.request.settimeout(_REQUEST)
-        self.request = self.server.tls().wrap_socket(self.request, server_side=True)
+        self.request = self.server.tls().wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
+        self.server.note_waiting(self.request)
+        try:
+            self.request.do_handshake()
+        except OSError:
+            self._leave()
+            raise
         super().setup()
 
     def finish(self) -> None:
         try:
             super().finish()
         finally:
-            self.request.close()  # the server knows only the socket without TLS
+            self._leave()
+
+    def _leave(self) -> None:
+        self.server.note_not_waiting(self.request)
+        self.request.close()  # the server knows only the socket without TLS
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -94,12 +106,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._reply(400, {"message": f"an AdmissionReview has at most {_LONGEST} bytes, and a Content-Length"})
             return
         body = self.rfile.read(int(length))
+        self.server.note_not_waiting(self.request)
+        try:
+            self._answer(body)
+        finally:
+            self.server.note_waiting(self.request)
+
+    def _answer(self, body: bytes) -> None:
         if self.path.partition("?")[0] != PATH:
             self._reply(404, {"message": f"POST an AdmissionReview to {PATH}"})
             return
         try:
             asked = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._reply(400, {"message": "the body is no JSON"})
             return
         self._reply(200, review(asked if isinstance(asked, dict) else {}, self.server.evicted))
@@ -117,6 +136,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Any pod can connect. If there are too many connections, a new one takes the place of the one that has waited longest for
+    a request, so that slow peers cannot keep the API server out."""
+
     daemon_threads = True
     request_queue_size = _CONNECTIONS
 
@@ -124,11 +146,14 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.evicted = evicted
         self.tls = tls
         self._room = threading.Semaphore(_CONNECTIONS)
+        self._lock = threading.Lock()
+        # In order of their last request; a dict keeps the order.
+        self._waiting: dict[ssl.SSLSocket, None] = {}
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
+        if self._room.acquire(blocking=False) or (self._drop_one() and self._room.acquire(timeout=_DROPPED)):
             try:
                 super().process_request(request, client_address)
             except RuntimeError:  # the system has no thread
@@ -142,6 +167,26 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
+
+    def note_waiting(self, connection: ssl.SSLSocket) -> None:
+        """The connection waits for a handshake or a request."""
+        with self._lock:
+            self._waiting[connection] = None
+
+    def note_not_waiting(self, connection: ssl.SSLSocket) -> None:
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _drop_one(self) -> bool:
+        """Ends the connection that has waited longest; its thread then makes room. False if none waits."""
+        with self._lock:
+            if (longest := next(iter(self._waiting), None)) is None:
+                return False
+            del self._waiting[longest]
+            # Not SSLSocket.shutdown, which would also drop the TLS state that its thread uses.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(longest, socket.SHUT_RDWR)
+        return True
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         """A peer that shakes hands badly or goes away is no trouble of ours."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from virtshim.model.errors import InvalidRequest, Unavailable
+from virtshim.system.files import without_waiting
 
 _MAX_TEXT: Final = 1 << 20
 
@@ -57,11 +58,6 @@ def _require_absent(path: str, exc: Exception) -> None:
         raise Unavailable(f"{path} cannot be read now: {exc.strerror}") from exc
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens a FIFO, too, without waiting for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 class HostFiles:
     """Paths are absolute host paths. Missing files read as empty. A read that fails for lack of descriptors or memory
     raises Unavailable, because a device must not look as if it had no neighbours."""
@@ -94,7 +90,7 @@ class HostFiles:
     def content(self, path: str, most: int) -> bytes:
         """The content of a regular file. Raises InvalidRequest if it cannot be read, or is longer than `most` bytes."""
         try:
-            with open(self._below(path), "rb", opener=_without_waiting) as file:
+            with open(self._below(path), "rb", opener=without_waiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise InvalidRequest("not a regular file")
                 data = file.read(most + 1)

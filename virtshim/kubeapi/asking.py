@@ -142,8 +142,8 @@ def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], second
 def _object(body: bytearray, *, good: bool) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError) as exc:
         if good:
-            raise
+            raise ValueError(f"its answer is no JSON: {exc}") from exc
         return {}
     return found if isinstance(found, dict) else {}

@@ -22,7 +22,7 @@ from virtshim.model.sandbox import VMS
 from virtshim.moves.fingerprints import Fingerprint, fingerprint
 from virtshim.moves.values import MEMORY_FILE, VmRecord
 from virtshim.moves.volume_process import volume_fingerprint
-from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
+from virtshim.system.files import free_bytes, private, remove_tree, replace_bytes, space_taken, sync
 from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
@@ -44,8 +44,7 @@ class SavedVmFiles:
     def get(self, disk: str) -> VmRecord | None:
         path = self._path(disk, VM_RECORD)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
+            with open(path, "rb", opener=private) as file:
                 found = _VM.validate_json(file.read(_LONGEST))[0]
         except FileNotFoundError:
             return None

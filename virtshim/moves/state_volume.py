@@ -49,7 +49,7 @@ from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import MEMORY_FILE, Brought, OnVolume, SavedLimits, SavedState, VmRecord
 from virtshim.moves.volume_process import MARGIN, ODD, StoredFile, VolumePlace, opened_volume
 from virtshim.system.clock import Clock
-from virtshim.system.files import free_bytes, remove_tree, sync
+from virtshim.system.files import free_bytes, remove_tree, sync, without_waiting
 from virtshim.system.live import Live
 from virtshim.vm.disk_chains import move_images
 
@@ -350,8 +350,7 @@ def state_key(path: str) -> bytes:
             "that all nodes of the cluster have"
         )
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with open(descriptor, "rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             found = os.fstat(file.fileno())
             key = file.read(_MOST_KEY + 1)
     except OSError as exc:

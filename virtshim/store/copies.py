@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from virtshim.model.ids import ContainerId, ImageId
 from virtshim.model.image import Image
 from virtshim.model.layout import Layout, record_copy
 from virtshim.store import rows
-from virtshim.system.files import OUT_OF_SPACE, replace_text
+from virtshim.system.files import OUT_OF_SPACE, private, replace_text
 
 log = structlog.get_logger(__name__)
 
@@ -60,11 +59,10 @@ class ImageNoteFiles:
     def _read(self, path: Path) -> str:
         """ "" if there is no such file."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(path, "rb", opener=private) as file:
+                return file.read(_MAX_NOTE_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return ""
-        with open(descriptor, "rb") as file:
-            return file.read(_MAX_NOTE_BYTES).decode(errors="replace")
 
 
 class RecordCopyFiles:
@@ -77,8 +75,7 @@ class RecordCopyFiles:
         """Does not sync the file: a power cut also ends the VM, and without the VM the copy is useless."""
         path = record_copy(self._layout, container)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w", encoding="ascii") as file:
+            with open(path, "w", encoding="ascii", opener=private) as file:
                 file.write(text)
         except OSError as exc:
             kind = ResourceExhausted if exc.errno in OUT_OF_SPACE else InternalError
@@ -87,8 +84,7 @@ class RecordCopyFiles:
     def read(self, container: ContainerId) -> str:
         path = record_copy(self._layout, container)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, encoding="ascii", errors="replace") as file:
+            with open(path, encoding="ascii", errors="replace", opener=private) as file:
                 return file.read()
         except FileNotFoundError:
             return ""

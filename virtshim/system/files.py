@@ -80,6 +80,11 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
+def without_waiting(path: str, flags: int) -> int:
+    """An opener for `open`: does not wait for a FIFO's writer."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def open_regular(path: str) -> FileIO:
     """Opens a file for reading where others may write: follows no symbolic link as its last part, and reads no pipe or device.
     Raises OSError."""
@@ -147,10 +152,9 @@ def lock_file(path: str) -> int:
 def lock_holder(path: str) -> int:
     """The process id in a lock's file; 0 unless that process has the file open, because the number may be stale or forged."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, encoding="ascii") as file:
+        with open(path, encoding="ascii", opener=lambda name, flags: private(name, flags | os.O_NONBLOCK)) as file:
             pid = int(file.read(16) or 0)
-            return pid if _has_open(pid, os.fstat(descriptor)) else 0
+            return pid if _has_open(pid, os.fstat(file.fileno())) else 0
     except (OSError, ValueError):
         return 0
 

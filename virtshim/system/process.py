@@ -137,11 +137,12 @@ def _ended(child: subprocess.Popen[bytes], timeout: float) -> Finished:
         child.wait(timeout)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _reap(child)
     assert child.stderr is not None
     said = _Captured(_CHUNK, bytearray())
     _drain(child.stderr.fileno(), said, chunks=_PIPE_CHUNKS)
-    return Finished(child.returncode, b"", bytes(said.data))
+    # A program that hangs in the kernel ends by the signal as soon as the kernel lets it.
+    return Finished(-signal.SIGKILL if child.returncode is None else child.returncode, b"", bytes(said.data))
 
 
 def _started(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -72,7 +73,6 @@ def connected(webhook: Webhook) -> ssl.SSLSocket:
     ("path", "body", "headers", "status"),
     [
         ("/other", b"{}", {}, 404),
-        ("/evictions", b"no JSON", {}, 400),
         ("/evictions", b"", {"Content-Length": str(1 << 30)}, 400),
     ],
 )
@@ -114,6 +114,32 @@ def test_a_peer_that_does_not_shake_hands_keeps_nobody_waiting(
     with socket.create_connection(("127.0.0.1", webhook.port)), connected(webhook) as connection:
         connection.sendall(b"POST /other HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
+
+
+def test_slow_peers_keep_nobody_out(
+    api: KubernetesApi, controller_of: Callable[..., Controller], webhook_of: Callable[[Controller], Webhook]
+) -> None:
+    """Half of them have shaken hands and sent the beginning of a request."""
+    webhook = webhook_of(controller_of())
+    with contextlib.ExitStack() as closing:
+        for _ in range(40):
+            closing.enter_context(socket.create_connection(("127.0.0.1", webhook.port)))
+            closing.enter_context(connected(webhook)).sendall(b"POST /evictions HTTP/1.1\r\n")
+        with connected(webhook) as connection:
+            connection.sendall(b"POST /other HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[" * 100_000])
+def test_a_body_that_is_no_json_is_refused(
+    body: bytes,
+    api: KubernetesApi,
+    controller_of: Callable[..., Controller],
+    webhook_of: Callable[[Controller], Webhook],
+) -> None:
+    with connected(webhook_of(controller_of())) as connection:
+        connection.sendall(b"POST /evictions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
 
 
 def test_a_bundle_keeps_the_newest_certificates_and_the_own_one_once() -> None:

@@ -164,11 +164,12 @@ class TreeWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.release(self)
-        self._end_file()
-        self._parents.close()
-        self._named.close()
-        os.close(self._base)
+        with contextlib.ExitStack() as closing:
+            closing.callback(os.close, self._base)
+            closing.callback(self._named.close)
+            closing.callback(self._parents.close)
+            closing.callback(self._end_file)
+            self._room.release(self)
 
     def expect(self, size: int) -> None:
         """The source will send `size` bytes that take at least as much space on disk. Raises ResourceExhausted if they do not
