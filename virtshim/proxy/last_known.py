@@ -22,6 +22,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.wire import CONTAINER_STATUS, LIST_CONTAINERS, LIST_PODS, Id, payloads
 from virtshim.system.files import replace_bytes
+from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +49,9 @@ class LastKnown:
         self._asked: dict[_Key, int] = {}
         self._clock = itertools.count(1)
         self._unsaved: set[_Key] = set()
+        # What is not on disk, because writing it failed. The next answer of a runtime begins another attempt.
+        self._failed: set[_Key] = set()
+        self._trouble = TroubleLog(log, over="proxy.last-known.saved")
         self._saving: asyncio.Task[None] | None = None
         for name in runtimes:
             for method in (LIST_PODS, LIST_CONTAINERS):
@@ -75,6 +79,8 @@ class LastKnown:
         if asked < self._asked.get((runtime, method), 0):
             return
         self._asked[runtime, method] = asked
+        for failed in tuple(self._failed):
+            self._save_soon(*failed)
         before = self._lists[runtime, method]
         # Some runtimes list in another order each time.
         if before is not None and (
@@ -190,7 +196,11 @@ class LastKnown:
             try:
                 await asyncio.to_thread(replace_bytes, self._path(*key), self._content(*key))
             except (OSError, RuntimeError) as exc:  # RuntimeError: the system has no thread left
-                log.warning("proxy.last-known.not-saved", runtime=key[0], error=str(exc))
+                self._failed.add(key)
+                self._trouble.met("proxy.last-known.not-saved", key, runtime=key[0], error=str(exc))
+            else:
+                self._failed.discard(key)
+                self._trouble.over(key, runtime=key[0])
 
     def _content(self, runtime: str, method: str) -> bytes:
         if method in (LIST_PODS, LIST_CONTAINERS):

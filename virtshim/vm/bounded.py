@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import structlog
 
-from virtshim.model.errors import DeadlineExceeded
+from virtshim.model.errors import DeadlineExceeded, ResourceExhausted
 from virtshim.system.threads import started
 
 log = structlog.get_logger(__name__)
@@ -31,8 +31,8 @@ class BoundedCalls:
         self._left_behind: set[uuid.UUID] = set()
 
     def call(self, domain: uuid.UUID, act: Callable[[], T], seconds: float) -> T:
-        """Returns or raises what `act` does. DeadlineExceeded if it takes longer, or if an earlier call has not
-        returned."""
+        """Returns or raises what `act` does. DeadlineExceeded if it takes longer, or if an earlier call has not returned.
+        ResourceExhausted if the system has no thread for it."""
         with self._lock:
             if domain in self._left_behind:
                 raise self._late(domain)
@@ -49,7 +49,10 @@ class BoundedCalls:
                     self._left_behind.discard(domain)
                     ended.put((result, error))
 
-        threading.Thread(target=run, name="bounded-call", daemon=True).start()
+        try:
+            started(threading.Thread(target=run, name="bounded-call", daemon=True))
+        except RuntimeError as exc:
+            raise ResourceExhausted(f"no thread to {self._what} VM {domain}: {exc}; repeat the call") from exc
         try:
             result, error = ended.get(timeout=seconds)
         except queue.Empty:

@@ -26,3 +26,19 @@ def test_a_list_that_no_thread_can_save_is_known_all_the_same(tmp_path: Path) ->
     known = asyncio.run(kept())
     assert known.answer("vms", LIST_PODS, b"") == PODS
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_that_could_not_be_saved_is_saved_with_the_next_answer(tmp_path: Path) -> None:
+    async def kept() -> None:
+        directory = tmp_path / "known"
+        directory.mkdir()
+        known = LastKnown(str(directory), ["vms"])
+        directory.rmdir()
+        known.keep("vms", LIST_PODS, PODS, known.asking())
+        await known.saved()
+        directory.mkdir()
+        known.keep("vms", LIST_PODS, PODS, known.asking())
+        await known.saved()
+        assert LastKnown(str(directory), ["vms"]).answer("vms", LIST_PODS, b"") == PODS
+
+    asyncio.run(kept())
