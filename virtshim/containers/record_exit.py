@@ -82,6 +82,10 @@ class ExitRecorder:
             return self._standing(found, (stalled, *wrong) if stalled else wrong)
         now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
         vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
+        if found.status.arriving and not message:  # it has never run here
+            vm = dataclasses.replace(
+                vm, message=f"the virtual machine did not arrive from its other node: {vm.message}"
+            )
         found = self._noted(found, state, vm)
         if state.is_on:  # the guest panicked, and its QEMU waits
             self.parts.hypervisor.destroy(domain, container)

@@ -21,7 +21,7 @@ from fakes.waiting import eventually
 from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, WrongState
 from virtshim.model.sandbox import vm_disk_name
-from virtshim.model.vm import Power
+from virtshim.model.vm import OffReason, Power
 from virtshim.peers.client import PeerClient
 from virtshim.peers.ports import PeerLink
 from virtshim.system.live import Live
@@ -301,6 +301,26 @@ def test_a_container_that_is_stopped_before_all_is_written_leaves_the_guest_wher
     gate.open()
     eventually(lambda: runs_on(here, old))
     assert there.power(new) is not Power.RUNNING
+
+
+def test_the_end_of_a_qemu_that_waits_for_its_guest_is_told_as_a_move_that_failed(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    gate = there.world.journal.hold("vms.accept_disks")
+    there.world.start(new)
+    gate.wait()
+    there.world.outside.vms.end(there.world.domain(new), OffReason.CRASHED)
+    there.world.deliver()
+    there.until_ended(new)
+    gate.open()
+    ended = there.world.container(new).exit
+    assert ended is not None
+    assert (
+        ended.message
+        == "the virtual machine did not arrive from its other node: QEMU was killed or crashed; see its log"
+    )
+    eventually(lambda: runs_on(here, old))
 
 
 def test_an_operator_cannot_take_a_guest_that_runs_on_on_the_other_node(nodes):
