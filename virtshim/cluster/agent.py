@@ -108,7 +108,7 @@ class Agent:
                 found = virtshim.lasting_vms()
                 self._sign()
                 for vm in found:
-                    self._tried(vm.full_name, lambda vm=vm: self._settle(virtshim, vm))  # type: ignore[misc]
+                    self._tried(vm.full_name, lambda vm=vm: self._settle(virtshim, vm, found))  # type: ignore[misc]
             self._forget_others(found)
             self._failures.over(key="node")
         except (ShimError, ConflictFound, LookupError) as exc:
@@ -157,7 +157,7 @@ class Agent:
 
     # --- one VM
 
-    def _settle(self, virtshim: NodeVms, vm: LastingVm) -> None:
+    def _settle(self, virtshim: NodeVms, vm: LastingVm, found: Sequence[LastingVm]) -> None:
         document = self.vms.get(vm.namespace, vm.name)
         if document is None:
             return
@@ -171,7 +171,10 @@ class Agent:
             log.info("vm.removed", vm=vm.full_name, said=virtshim.remove_vm(vm))
             self._tell_kept(seen, None)
             return
-        self._tell_kept(seen, kept(vm))
+        # One for each container of the pod that is a VM.
+        mine = [kept(one) for one in found if (one.namespace, one.name) == (vm.namespace, vm.name)]
+        told = [one for one in mine if one is not None]
+        self._tell_kept(seen, max(told, key=lambda one: one.get("savedAt", 0), default=None))
 
     def _settle_pod(self, virtshim: NodeVms, vm: LastingVm, pod: PodSeen, document: Document) -> None:
         told = self._seen(virtshim, vm, pod)

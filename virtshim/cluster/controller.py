@@ -237,7 +237,8 @@ class Controller:
             return
         self.cluster.pods.found_gone(vm.namespace, step.pod.name, step.pod.uid)
         is_target = vm.record.target == step.pod
-        record = vm.record.replace(target=None) if is_target else vm.record.replace(pod=None, pod_refusal=None)
+        ended = vm.record.replace(pod=None, failures=0, ended_at=self._now(), pod_refusal=None)
+        record = vm.record.replace(target=None) if is_target else ended
         self._change_status(vm, {"record": writing.record(record)})
 
     def _change_pod(self, vm: VmSeen, pod: PodSeen, change: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def _during_move(
 
 def _of_move(vm: VmSeen, pod: PodSeen, nodes: Sequence[NodeSeen], now: float, wait: str) -> str:
     if begins(pod, nodes, now):
-        return "it starts, and moves then"
+        return f"it starts, and moves then{f' ({pod.trouble})' if pod.trouble else ''}"
     if pod.has_volume:
         return "its state goes to its volume, and it continues on another node"
     if why := unmovable(pod, nodes, now):

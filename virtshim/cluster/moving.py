@@ -83,9 +83,12 @@ def progress(target: PodSeen | None, held_up: str) -> str:
         return held_up
     if target.unplaced:
         return f"no node has room for it: {target.unplaced}"
+    # What its agent has said before a container ended is old.
+    if target.trouble and not target.is_undecided:
+        # kubelet tells only in the pod's events why it cannot make a sandbox.
+        more = f"; see kubectl describe pod {target.name}" if target.trouble == "ContainerCreating" else ""
+        return f"it moves to node {target.node}: {target.trouble}{more}"
     if target.arrived is not None and (target.arrived.message or target.arrived.reason):
         return f"it moves to node {target.node}: {target.arrived.message or target.arrived.reason}"
-    if target.trouble:
-        return f"it moves to node {target.node}: {target.trouble}"
     to = target.node or target.move_to
     return f"it moves from node {target.restore_from} to {f'node {to}' if to else 'a node that has room'}"

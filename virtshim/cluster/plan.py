@@ -89,11 +89,27 @@ class _View:
 
     @property
     def keeper(self) -> str:
-        """The node with a saved memory that the next pod needs, "" if there is none."""
-        if self.vm.spec.has_volume or self.boots_anew:
+        """The node with a saved memory that the next pod needs, "" if there is none. A restart gives up the memory of a node
+        that is gone."""
+        if self.vm.spec.has_volume:
             return ""
-        saved = {name: kept for name, kept in self.vm.saved.items() if kept.lapses_at > self.now}
+        saved = {
+            name: kept
+            for name, kept in self.vm.saved.items()
+            if kept.lapses_at > self.now and not (self.boots_anew and named(self.nodes, name) is None)
+        }
         return max(saved, key=lambda name: saved[name].saved_at, default="")
+
+    @property
+    def awaits_word(self) -> bool:
+        """Whether the last node's agent may not have said yet that the last stop has saved the memory. The next pod has to
+        run where that memory is."""
+        spec = self.vm.spec
+        return spec.stop_saves and not spec.has_volume and not self.vm.saved and self.now < self.told_at
+
+    @property
+    def told_at(self) -> float:
+        return self.record.ended_at + TOLD_WITHIN
 
     @property
     def bound_to(self) -> str:
@@ -113,6 +129,8 @@ class _View:
                 f"it has to run on node {bound}, which the cluster does not have; clear spec.stayOnNode and spec.moveTo, or "
                 "restart the virtual machine to give a saved memory up (kubectl virt restart)"
             )
+        if self.awaits_word:
+            return f"the agent of node {self.record.node} has not said yet whether the last pod's memory is saved there"
         if self.now < self.next_try:
             return f"its last pods ended soon after their start ({self.record.failures} in a row); the next one follows"
         if self.others and not all(_is_new(one) for one in self.others):
@@ -297,7 +315,7 @@ def _wanted(view: _View) -> Create | None:
     """The pod to make now."""
     record, bound = view.record, view.bound_to
     if record.pod is None and record.target is None:
-        rather = "" if view.vm.spec.has_volume or view.boots_anew else record.node
+        rather = "" if view.vm.spec.has_volume else record.node
         asked = view.vm.spec.move_to if view.vm.spec.move_to != record.moved_to else ""
         return Create(Place(only=bound, rather="" if bound else rather), move_to=asked)
     pod, move = view.pod, view.move
@@ -343,10 +361,13 @@ def _paused(view: _View) -> Step | None:
 
 def _placed(view: _View) -> Step | None:
     """Notes where the VM runs, for its next pod."""
-    pod = view.pod
-    if pod is None or not pod.runs or pod.has_moved or pod.node in ("", view.record.node):
+    pod, before = view.pod, view.record.node
+    if pod is None or not pod.runs or pod.has_moved or pod.node in ("", before):
         return None
-    return Note(replace(view.record, node=pod.node))
+    now = replace(view.record, node=pod.node)
+    if view.vm.spec.has_volume or pod.restore_from or named(view.nodes, before) is None:
+        return Note(now)
+    return Note(now, "OtherNode", f"it boots on node {pod.node}; its disk stays on node {before}", is_warning=True)
 
 
 _RULES: tuple[Callable[[_View], Step | None], ...] = (
@@ -367,8 +388,8 @@ _RULES: tuple[Callable[[_View], Step | None], ...] = (
 
 def _again_at(view: _View) -> float | None:
     times = [view.next_try]
-    if view.vm.spec.state is State.SAVED:
-        times.append(view.record.ended_at + TOLD_WITHIN)
+    if view.vm.spec.state is State.SAVED or view.awaits_word:
+        times.append(view.told_at)
     if view.vm.eviction is not None:
         times.append(view.vm.eviction.until)
     times += [kept.lapses_at for kept in view.vm.kept.values()]

@@ -99,7 +99,8 @@ def pod_seen(document: Document) -> PodSeen:
         movable=said(conditions, MOVABLE),
         paused=said(conditions, PAUSED),
         unplaced=text(scheduled, "message") if is_unplaced else "",
-        trouble=_trouble(containers),
+        # kubelet says only there why it has refused or evicted a pod.
+        trouble=_trouble(containers) or text(status, "message")[:1024],
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from virtshim.annotations.names import ON_STOP_ANNOTATION, RESTORE_FROM_ANNOTATION
-from virtshim.cluster.reading import part, parts, stamp_of, text
+from virtshim.cluster.reading import number, part, parts, stamp_of, text
 from virtshim.cluster.status import Shown, fingerprint
 from virtshim.cluster.steps import Create
 from virtshim.cluster.values import (
@@ -32,6 +32,8 @@ from virtshim.cluster.values import (
 
 _NAME: Final = "metadata.name"
 _RUNTIME_CLASS: Final = "virtshim"
+# Seconds.
+_LONGEST_MOVE: Final = 86400
 
 
 def owner(vm: VmSeen) -> dict[str, Any]:
@@ -59,6 +61,8 @@ def pod(vm: VmSeen, made: Create) -> dict[str, Any]:
     spec["schedulingGates"] = [*parts(spec, "schedulingGates"), {"name": GATE}]
     if made.restore_from:
         spec["readinessGates"] = [*parts(spec, "readinessGates"), {"conditionType": ARRIVED}]
+        spec.pop("initContainers", None)  # the guest has had them
+        spec["containers"] = [_awaiting(one) for one in parts(spec, "containers")]
     if affinity := _affinity(part(spec, "affinity"), made):
         spec["affinity"] = affinity
     return {
@@ -73,6 +77,18 @@ def pod(vm: VmSeen, made: Create) -> dict[str, Any]:
         },
         "spec": spec,
     }
+
+
+def _awaiting(container: Mapping[str, Any]) -> dict[str, Any]:
+    """The container of a guest that has yet to arrive, and has started long ago. Until then the guest answers neither hooks nor
+    probes, and kubelet would kill the container for it. kubelet asks a liveness probe only after the startup probe."""
+    made = {name: value for name, value in container.items() if name != "lifecycle"}
+    if hooks := {name: hook for name, hook in part(container, "lifecycle").items() if name != "postStart"}:
+        made["lifecycle"] = hooks
+    if probe := part(container, "startupProbe") or part(container, "livenessProbe"):
+        period = int(number(probe, "periodSeconds")) or 10  # 10: Kubernetes' default
+        made["startupProbe"] = {**probe, "failureThreshold": -(-_LONGEST_MOVE // period)}
+    return made
 
 
 def _affinity(own: Mapping[str, Any], made: Create) -> dict[str, Any]:

@@ -161,6 +161,10 @@ def test_a_saved_memory_is_told_and_taken_back(api: KubernetesApi, agent: Agent,
     nodes = api.one("virtualmachines", "shop", "db")["status"]["nodes"]
     assert nodes == {"n1": {"savedAt": 10.0, "savedBytes": 7, "lapsesAt": 20.0}}
     seen(api, agent)
+    written = api.one("virtualmachines", "shop", "db")["metadata"]["resourceVersion"]
+    virtshim.vms.append(lasting(pod="", pod_id="", vm_id=""))  # an init container that is a VM
+    agent.look()
+    assert api.one("virtualmachines", "shop", "db")["metadata"]["resourceVersion"] == written
     virtshim.vms = [lasting()]
     agent.look()
     assert api.one("virtualmachines", "shop", "db")["status"]["nodes"] == {"n1": {}}

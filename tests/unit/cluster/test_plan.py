@@ -268,9 +268,39 @@ def test_a_saved_memory_binds_the_next_pod_until_it_lapses() -> None:
     assert step(vm(kept={"n2": Kept(NOW - 50, 7, NOW - 1)})) == Create(Place(rather="n1"))
 
 
-def test_a_restart_gives_a_saved_memory_up() -> None:
-    kept = {"n2": Kept(NOW - 50, 7, NOW + 50)}
-    assert step(vm(kept=kept, spec=Spec(restarted_at="t2", template=TEMPLATE))) == Create()
+def test_a_restart_gives_up_the_saved_memory_of_a_node_that_is_gone() -> None:
+    restarted = vm(kept={"n2": Kept(NOW - 50, 7, NOW + 50)}, spec=Spec(restarted_at="t2", template=TEMPLATE))
+    assert step(restarted) == Create(Place(only="n2"))
+    assert step(restarted, nodes=(node("n1"),)) == Create(Place(rather="n1"))
+
+
+def test_the_next_pod_waits_until_the_agent_can_have_said_that_the_last_one_was_saved() -> None:
+    spec = Spec(template={**TEMPLATE, "metadata": {"annotations": {"virtshim.io/on-stop": "save"}}})
+    ended = planned(vm(spec=spec, record=Record(node="n1", ended_at=NOW - 2)))
+    assert (ended.step, ended.again_at) == (None, NOW + 8)
+    assert "has not said yet" in ended.shown.conditions[0].message
+    saved = {"n1": Kept(NOW - 2, 7, NOW + 50)}
+    assert step(vm(spec=spec, kept=saved, record=Record(node="n1", ended_at=NOW - 2))) == Create(Place(only="n1"))
+    assert step(vm(spec=spec, record=Record(node="n1", ended_at=NOW - 11))) == Create(Place(rather="n1"))
+
+
+def test_why_a_container_of_a_target_does_not_run_comes_before_what_its_agent_has_said_earlier() -> None:
+    def shown(**changes: Any) -> str:
+        there = target(**changes)
+        return planned(vm((pod(), there)), pod(), there).shown.progress
+
+    assert shown(trouble="back-off") == "it moves to node n2: back-off"
+    assert shown(trouble="ContainerCreating").endswith("ContainerCreating; see kubectl describe pod db-2")
+    undecided = Said(False, "Undecided", "nobody knows")
+    assert shown(trouble="back-off", arrived=undecided) == "it moves to node n2: nobody knows"
+
+
+def test_a_virtual_machine_that_boots_on_another_node_says_where_its_disk_is() -> None:
+    found = step(vm((pod(node="n2"), None)), pod(node="n2"))
+    assert (found.record.node, found.reason, found.is_warning) == ("n2", "OtherNode", True)
+    assert found.message == "it boots on node n2; its disk stays on node n1"
+    on_volume = vm((pod(node="n2"), None), spec=Spec(template=ON_VOLUME))
+    assert step(on_volume, pod(node="n2")).reason == ""
 
 
 def test_the_newest_of_two_saved_memories_counts() -> None:

@@ -70,6 +70,29 @@ def test_only_the_controllers_gate_is_taken_away() -> None:
     assert change["metadata"] == {"uid": "pod-1", "resourceVersion": "9"}
 
 
+def test_kubelet_does_not_end_a_target_whose_guest_has_yet_to_arrive() -> None:
+    """It would after a postStart hook or probes that such a guest does not answer, and it would wait for init containers."""
+    answers = {"tcpSocket": {"port": 22}, "periodSeconds": 7}
+    hooks = {name: {"exec": {"command": ["true"]}} for name in ("postStart", "preStop")}
+    container = {"name": "db", "image": "fedora", "livenessProbe": answers, "lifecycle": hooks}
+    first = {"name": "first", "image": "fedora"}
+    template = {**TEMPLATE, "spec": {"containers": [container], "initContainers": [first]}}
+    spec = made(Create(Place(never="node1"), restore_from="node1"), template=template)["spec"]
+    (awaiting,) = spec["containers"]
+    assert "initContainers" not in spec
+    assert list(awaiting["lifecycle"]) == ["preStop"]
+    assert awaiting["livenessProbe"] == answers
+    assert awaiting["startupProbe"]["tcpSocket"] == {"port": 22}
+    assert awaiting["startupProbe"]["failureThreshold"] * 7 >= 24 * 3600
+    usual = made(template=template)["spec"]
+    assert usual == {**usual, **template["spec"]}
+
+
+def test_a_pod_that_kubelet_refuses_says_why() -> None:
+    refused = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: too little cpu"}
+    assert seen({**made(), "status": refused}).trouble == "Pod was rejected: too little cpu"
+
+
 def test_a_target_says_where_the_virtual_machine_comes_from_and_is_ready_when_it_is_there() -> None:
     document = made(Create(Place(never="node1"), restore_from="node1"))
     assert document["metadata"]["annotations"]["virtshim.io/restore-from"] == "node1"
