@@ -109,7 +109,8 @@ class KubeletPod:
     def ensure_image(self, image: str, *, always: bool = False) -> str:
         """Pulls the image if needed; returns its id. `always`: imagePullPolicy Always, otherwise IfNotPresent. kubelet
         queries a pulled image once more for its size."""
-        spec = pb.ImageSpec(image=image, annotations=self.annotations)
+        asked = image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
+        spec = pb.ImageSpec(image=asked, annotations=self.annotations)
         if not always:
             found = self.kubelet.image.ImageStatus(pb.ImageStatusRequest(image=spec), timeout=_SECONDS)
             if found.image.id:
@@ -126,7 +127,9 @@ class KubeletPod:
         `volumes`: images, which kubelet ensures before any container."""
         mounts = [
             pb.Mount(
-                container_path=f"/volume-{number}", readonly=True, image=pb.ImageSpec(image=self.ensure_image(one))
+                container_path=f"/volume-{number}",
+                readonly=True,
+                image=pb.ImageSpec(image=self.ensure_image(one), user_specified_image=one),
             )
             for number, one in enumerate(volumes)
         ]

@@ -5,6 +5,7 @@ passt carries the guest's network there. It takes the guest's ports in the pod's
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
@@ -25,6 +26,7 @@ VM_CONTAINER_ANNOTATION: Final = "virtshim.io/vm-container"
 NIC_QUEUES_ANNOTATION: Final = "virtshim.io/nic-queues"
 NETWORK_FILTER_ANNOTATION: Final = "virtshim.io/network-filter"
 
+_KUBELETS_PORTS: Final = "io.kubernetes.container.ports"
 _MOST_PORTS: Final = 64
 _PORT: Final = re.compile(r"([1-9][0-9]{0,4})(?:/(tcp|udp|sctp))?")
 _CONTAINER_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -85,6 +87,18 @@ def guest_ports(options: VmOptions, declared: Iterable[PortMapping]) -> GuestPor
         raise InvalidRequest(
             f"config.port_mappings: {exc}; name the guest's in the annotation {PORTS_ANNOTATION}"
         ) from exc
+
+
+def own_ports(annotations: Mapping[str, str]) -> tuple[PortMapping, ...]:
+    """The VM's own ports, from the annotations that kubelet gives its container: the pod's port mappings lack those of init
+    containers and native sidecars."""
+    try:
+        found = json.loads(annotations.get(_KUBELETS_PORTS) or "[]")
+        return tuple(
+            PortMapping((one.get("protocol") or "TCP").lower(), int(one["containerPort"]), 0, "") for one in found
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ()
 
 
 def refuse_beside_containers(options: VmOptions) -> None:

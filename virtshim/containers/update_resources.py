@@ -210,13 +210,16 @@ class UpdateSandboxResources:
             self.records.sandboxes.replace(changed)
 
     def _refuse_what_the_vm_cannot(self, sandbox: Sandbox, container: Container, changed: Sandbox) -> None:
-        """Compares only those of the pod's values that equal the values of its one container. If they differ (several
-        containers, or limits of the pod itself), UpdateContainerResources alone decides."""
+        """Compares only those of the pod's values that equal the values of its one container. If they differ (limits of
+        the pod itself), or if containers beside the VM may have values, UpdateContainerResources alone decides."""
         before, own, after = sandbox.resources, container.resources, changed.resources
+        is_alone = sandbox.adopted is None
         future = Resources(
-            cpu_quota=after.cpu_quota if before.cpu_quota == own.cpu_quota else 0,
+            cpu_quota=after.cpu_quota if is_alone and before.cpu_quota == own.cpu_quota else 0,
             cpu_period=after.cpu_period,
-            memory_limit_bytes=after.memory_limit_bytes if before.memory_limit_bytes == own.memory_limit_bytes else 0,
+            memory_limit_bytes=(
+                after.memory_limit_bytes if is_alone and before.memory_limit_bytes == own.memory_limit_bytes else 0
+            ),
         )
         has, wanted = container.status.size, merged(own, future)
         size = resized(has, parse_vm_options(sandbox.vm_annotations), wanted, self.sizes.now)

@@ -34,9 +34,13 @@ class ContainerCalls(ServicerPart):
         if not request.HasField("config"):
             raise InvalidRequest("CreateContainer: config is missing")
         name = to_domain.container_name(request.config)
-        config = to_domain.container_config(request.config)
         self._container_log.log(without_effect_of_container(request.config))
         sandbox = get_any_sandbox(self._services.records, request.pod_sandbox_id)
+        if sandbox.adopted is not None:
+            # kubelet gives the pod's profiles to each container. Here they are for the containers beside the VM.
+            for name_of_field in ("seccomp", "seccomp_profile_path", "apparmor", "apparmor_profile"):
+                request.config.linux.security_context.ClearField(name_of_field)
+        config = to_domain.container_config(request.config)
         made = self._services.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)
 

@@ -17,7 +17,7 @@ from virtshim.proxy.node import Node
 from virtshim.proxy.owners import Owners
 from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
-from virtshim.proxy.shared_pods import Adopter, SharedPods, image_of
+from virtshim.proxy.shared_pods import Adopter, SharedPods, image_of, volume_images_of
 from virtshim.proxy.streams import Streams
 from virtshim.proxy.wire import Id, Method, Shape, field_number, message, message_at, text, text_field, text_map, texts
 
@@ -146,7 +146,8 @@ class Dispatch:
         self._images.remember_pod(config, self._primary, shared.vms)
         if shared.is_of_vm(asked.request):
             # Also if the call fails because virtshim does not have the image: kubelet then pulls it there.
-            self._images.remember_vm_image(config, image_of(asked.request))
+            for image in (image_of(asked.request), *volume_images_of(asked.request)):
+                self._images.remember_vm_image(config, image)
             answer, owner = await shared.create_vm(pod, asked), shared.vms
         else:
             target = text(message_at(asked.request, *_TO_TARGET), _TARGET)

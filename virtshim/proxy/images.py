@@ -75,7 +75,7 @@ class Images:
         """An image that belongs to this pod's VM. In a pod of two runtimes the name alone does not tell, and kubelet does not
         say for which container it asks for an image."""
         if (seen := _seen(text_map(sandbox_config, _POD_ANNOTATIONS))) and (vms := self._routes.vms):
-            self._vm_images.put((*seen, image), vms)
+            self._vm_images.put((*seen, _tagged(image)), vms)
 
     async def pull(self, asked: Asked) -> Answer:
         """Asks the runtime that the image's name says, which must be its pod's; otherwise the pod's. Raises CallFailed,
@@ -125,7 +125,7 @@ class Images:
         """The runtime of an image in a pod. None if nothing determines it. Raises InvalidRequest."""
         name = text(image, _NAME)
         if vms := self._routes.vms_of(text(image, _HANDLER)) or (place and place.vms):
-            return (seen and self._vm_images.get((*seen, name))) or self._routes.for_image_of(vms, name)
+            return (seen and self._vm_images.get((*seen, _tagged(name)))) or self._routes.for_image_of(vms, name)
         named = self._named(image)
         if not place:
             return named
@@ -183,6 +183,11 @@ class Images:
                     return place
         refuse(failures)
         return None
+
+
+def _tagged(name: str) -> str:
+    """kubelet asks for an image without tag and digest by the tag `latest`, but creates the container by the author's name."""
+    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _names(sandbox_config: bytes) -> PodKey:

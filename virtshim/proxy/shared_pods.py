@@ -32,6 +32,7 @@ from virtshim.proxy.wire import (
     VERSION,
     field_number,
     message,
+    payloads,
     text,
     text_map,
 )
@@ -56,6 +57,8 @@ _ANNOTATIONS: Final = field_number(pb.PodSandboxConfig, "annotations")
 _METADATA: Final = field_number(pb.ContainerConfig, "metadata")
 _NAME: Final = field_number(pb.ContainerMetadata, "name")
 _IMAGE: Final = field_number(pb.ContainerConfig, "image")
+_MOUNTS: Final = field_number(pb.ContainerConfig, "mounts")
+_MOUNT_IMAGE: Final = field_number(pb.Mount, "image")
 _IMAGE_NAMES: Final = tuple(field_number(pb.ImageSpec, name) for name in ("user_specified_image", "image"))
 _EVENTS_POD: Final = field_number(pb.ContainerEventResponse, "pod_sandbox_status")
 _POD_ID: Final = field_number(pb.PodSandboxStatus, "id")
@@ -316,8 +319,18 @@ class SharedPods:
 
 def image_of(request: bytes) -> str:
     """The image's name in a CreateContainerRequest, as the pod's author wrote it."""
-    image = message(message(request, _CONFIG), _IMAGE)
+    return _name_in(message(message(request, _CONFIG), _IMAGE))
+
+
+def _name_in(image: bytes) -> str:
     return next(filter(None, (text(image, number) for number in _IMAGE_NAMES)), "")
+
+
+def volume_images_of(request: bytes) -> list[str]:
+    """The names of the images that a CreateContainerRequest mounts, as the pod's author wrote them."""
+    mounts = (content for number, content in payloads(message(request, _CONFIG)) if number == _MOUNTS)
+    images = (message(mount, _MOUNT_IMAGE) for mount in mounts)
+    return [name for one in images if (name := _name_in(one))]
 
 
 def with_vms(

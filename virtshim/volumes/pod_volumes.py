@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from virtshim.annotations.beside_containers import guest_ports
+from virtshim.annotations.beside_containers import guest_ports, own_ports
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.model.container import Container, ContainerConfig
 from virtshim.model.errors import InvalidRequest, ShimError
@@ -179,4 +179,5 @@ def _network_of(container: Container, sandbox: Sandbox) -> VmNetwork | None:
     if not container.spec.passt_uid or sandbox.network is None:
         return None
     options = parse_vm_options(sandbox.vm_annotations)
-    return VmNetwork(sandbox.network, guest_ports(options, sandbox.config.port_mappings))
+    declared = (*sandbox.config.port_mappings, *own_ports(container.config.annotations))
+    return VmNetwork(sandbox.network, guest_ports(options, declared))

@@ -177,9 +177,16 @@ def test_what_cannot_be_adopted_is_refused_by_name(
     assert world.everything() == []
 
 
-def test_profiles_that_the_other_runtime_applies_to_its_containers_are_none_of_virtshims(proxy: Proxy) -> None:
+def test_profiles_that_the_other_runtime_applies_to_its_containers_are_none_of_virtshims(
+    proxy: Proxy, client: Client
+) -> None:
+    """kubelet gives the pod's profiles to each container, the VM's included."""
     profile = pb.SecurityProfile(profile_type=pb.SecurityProfile.Localhost, localhost_ref="profiles/helpers.json")
     proxy.adopt(context={"seccomp": profile, "apparmor": profile})
+    context = pb.LinuxContainerSecurityContext(
+        seccomp=profile, seccomp_profile_path="localhost/helpers.json", apparmor=profile, apparmor_profile="localhost/x"
+    )
+    client.start(client.create(ID, linux=pb.LinuxContainerConfig(security_context=context)))
 
 
 def test_the_handler_is_for_the_proxy_alone_but_its_pods_images_are_pulled(client: Client) -> None:

@@ -201,7 +201,7 @@ def test_a_restarted_kubelets_container_of_the_wrong_runtimes_image_is_refused_o
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """A restarted kubelet notes a new time at which it first saw the pod, and no runtime knows that time."""
-    primary.add_image("sha256:primary", "disk")
+    primary.add_image("sha256:primary", "disk:latest")
     vm = KubeletPod(kubelet, "vm", "vm")
     vm.run()
     vm.see()

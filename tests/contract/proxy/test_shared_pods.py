@@ -121,7 +121,18 @@ def test_a_vm_whose_image_has_no_prefix_is_named_by_an_annotation(node: Node) ->
     node.virtshim.answers["CreateContainer"] = creating(node.virtshim)
     vm = made.start("fedora", "containerdisks/fedora")
     assert vm in node.virtshim.containers
-    assert [one.repo_tags for one in node.virtshim.images.values()] == [["containerdisks/fedora"]]
+    assert [one.repo_tags for one in node.virtshim.images.values()] == [["containerdisks/fedora:latest"]]
+
+
+def test_an_image_that_the_vm_mounts_is_pulled_at_virtshim(node: Node) -> None:
+    made = node.run()
+    node.virtshim.answers["CreateContainer"] = Refusal(grpc.StatusCode.NOT_FOUND, "no image models/one")
+    with refused(grpc.StatusCode.NOT_FOUND, "no image models/one"):
+        made.start("vm", DISK, volumes=("models/one",))
+    node.virtshim.answers["CreateContainer"] = creating(node.virtshim)
+    made.start("vm", DISK, volumes=("models/one",))
+    pulled = [pb.PullImageRequest.FromString(one.request).image.image for one in node.virtshim.asked("PullImage")]
+    assert "models/one:latest" in pulled
 
 
 def test_an_ephemeral_container_cannot_share_the_vms_processes(node: Node) -> None:
@@ -205,8 +216,8 @@ def test_a_new_proxy_routes_images_of_such_a_pod_in_the_same_way(node: Node) -> 
     node.again()
     made.ensure_image(DISK)
     made.ensure_image("busybox")
-    assert [one.repo_tags for one in node.virtshim.images.values()] == [[DISK]]
-    assert [one.repo_tags for one in node.primary.images.values()] == [["busybox"]]
+    assert [one.repo_tags for one in node.virtshim.images.values()] == [[f"{DISK}:latest"]]
+    assert [one.repo_tags for one in node.primary.images.values()] == [["busybox:latest"]]
 
 
 def test_the_handler_in_an_images_spec_is_enough(node: Node) -> None:

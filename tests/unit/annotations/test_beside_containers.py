@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from virtshim.annotations.beside_containers import guest_ports, refuse_alone, refuse_beside_containers
+from virtshim.annotations.beside_containers import guest_ports, own_ports, refuse_alone, refuse_beside_containers
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.network import GuestPorts
@@ -102,3 +102,16 @@ def test_a_vm_alone_in_its_pod_cannot_have_the_annotations(annotations: dict[str
 def test_the_vms_container_has_a_name(name: str) -> None:
     with pytest.raises(InvalidRequest, match="is not the name of a container"):
         parse_vm_options({"virtshim.io/vm-container": name})
+
+
+def test_kubelet_names_the_ports_of_a_vm_that_is_an_init_container_or_a_sidecar() -> None:
+    told = '[{"name":"web","containerPort":8080,"protocol":"TCP"},{"containerPort":53,"protocol":"UDP"}]'
+    found = own_ports({"io.kubernetes.container.ports": told})
+    assert guest_ports(parse_vm_options({}), [*declared(8080), *found]) == GuestPorts((8080,), (53,))
+
+
+@pytest.mark.parametrize(
+    "told", ["", "no JSON", "[1]", '{"containerPort": 1}', '[{"containerPort": null}]', "[" * 100_000]
+)
+def test_what_is_no_list_of_ports_names_none(told: str) -> None:
+    assert own_ports({"io.kubernetes.container.ports": told}) == ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.adopted import adopt
 from fakes.journal import WAIT_LIMIT, Crash, When
 from fakes.world import World, container_config, sandbox_config
 
@@ -351,6 +352,14 @@ def test_a_pod_resize_that_does_not_match_the_vm_is_left_to_the_containers_resiz
     world.start(container)
     pod_resize(world, sandbox, memory_limit_bytes=6 * GIB)
     assert world.sandbox(sandbox).resources.memory_limit_bytes == 6 * GIB
+
+
+def test_the_first_limit_of_a_container_beside_the_vm_is_no_resize_of_the_vm(world: World) -> None:
+    world.pull()
+    sandbox = adopt(world, resources=START)
+    world.start(world.create(sandbox, config=container_config(resources=START)))
+    pod_resize(world, sandbox, cpu_quota=500_000, memory_limit_bytes=3 * GIB)
+    assert world.sandbox(sandbox).resources.cpu_quota == 500_000
 
 
 def test_a_repeated_run_still_finds_a_resized_pod(world: World) -> None:
