@@ -25,6 +25,7 @@ from virtshim.cluster.values import FINALIZER, VM_LABEL, PodSeen, VmSeen, budget
 from virtshim.kubeapi.kubeconfig import Access
 from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable
 from virtshim.system.clock import Clock
+from virtshim.system.locks import new_lock
 from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting
 
@@ -49,7 +50,7 @@ class Controller:
     _notices: Notices = field(init=False)
     _failures: TroubleLog = field(init=False)
     _threads: list[threading.Thread] = field(default_factory=list)
-    _moves_begin: threading.Lock = field(default_factory=threading.Lock)
+    _moves_begin: threading.Lock = field(default_factory=new_lock)
 
     def __post_init__(self) -> None:
         self.api = Api(self.access)

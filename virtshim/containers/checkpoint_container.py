@@ -27,7 +27,7 @@ from virtshim.model.layout import Layout, root_disk_of
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import PodLocks, new_lock
 from virtshim.vm.ports import CheckpointFiles, VmPausing
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class CheckpointContainer:
     clock: Clock
     locks: PodLocks
     freezer: GuestFreezer
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _under_way: set[ContainerId] = field(default_factory=set)
 
     def checkpoint(self, wanted: Container, location: str, deadline: Deadline) -> None:

@@ -23,7 +23,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.moves.renewing import VmStates
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
-from virtshim.system.locks import LeaveOff, PodLocks
+from virtshim.system.locks import LeaveOff, PodLocks, new_lock
 from virtshim.vm.ports import VmPausing
 
 log = structlog.get_logger(__name__)
@@ -106,7 +106,7 @@ class StopContainer:
     pausing: VmPausing
     freezer: GuestFreezer
     states: VmStates
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _stops: dict[ContainerId, _Stop] = field(default_factory=dict)
 
     def stop(self, container: Container, grace: float) -> None:

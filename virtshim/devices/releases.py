@@ -22,7 +22,7 @@ from virtshim.model.container import Container, ContainerPhase
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.store.ports import Records
-from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.locks import Inflight, PodLocks, new_lock
 from virtshim.system.threads import started
 
 log = structlog.get_logger(__name__)
@@ -45,7 +45,7 @@ class DeviceReleases:
     timeout: float
     resets: bool
     _running: Inflight[None] = field(default_factory=Inflight[None])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _waiting: dict[ContainerId, None] = field(default_factory=dict)
     _threads: set[threading.Thread] = field(default_factory=set)
     _closing: bool = False

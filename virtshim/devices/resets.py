@@ -17,6 +17,7 @@ from virtshim.model.container import Container
 from virtshim.model.errors import NotFound, ShimError, WrongState
 from virtshim.store.ports import Records, Table
 from virtshim.system.clock import Clock
+from virtshim.system.locks import new_lock
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class DeviceResets:
     clock: Clock
     timeout: float
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
-    _counting: threading.Lock = field(default_factory=threading.Lock)
+    _counting: threading.Lock = field(default_factory=new_lock)
     _counts: Counter[tuple[PciAddress, str]] = field(default_factory=Counter)
 
     def after(self, container: Container) -> list[str]:

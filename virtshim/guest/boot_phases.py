@@ -17,6 +17,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
+from virtshim.system.locks import new_lock
 from virtshim.vm.ports import VmControl, VmReadings
 
 # The phases, as the console and the agent show them: firmware, kernel, user space, cloud-init, agent.
@@ -97,7 +98,7 @@ class BootPhases:
     output: BootOutput
     control: VmControl
     start_ups: StartUps
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _boots: dict[ContainerId, _Boot] = field(default_factory=dict)
 
     def began(self, container: Container) -> None:

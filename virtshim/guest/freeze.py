@@ -20,7 +20,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import PodLocks, new_lock
 from virtshim.system.threads import ContainerThreads
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class GuestFreezer:
     locks: PodLocks
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("thaw"))
     _limits: ContainerThreads = field(default_factory=lambda: ContainerThreads("freeze-limit"))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _held: dict[ContainerId, _Hold] = field(default_factory=dict)
 
     def freeze(self, container: Container) -> int:

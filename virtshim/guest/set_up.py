@@ -42,7 +42,7 @@ from virtshim.pods.lookup import running
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import PodLocks, new_lock
 from virtshim.system.threads import ContainerThreads
 from virtshim.volumes import empty_disks, mount_script
 from virtshim.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
@@ -135,7 +135,7 @@ class GuestSetUp:
     must_confirm: Live[bool]
     _on_end: Callable[[Container], None] = lambda _container: None
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _made: set[ContainerId] = field(default_factory=set)
     _restarts: dict[ContainerId, int] = field(default_factory=dict)
     _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))

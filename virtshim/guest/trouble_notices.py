@@ -21,6 +21,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.troubles import Trouble, changes
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
+from virtshim.system.locks import new_lock
 from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
@@ -34,7 +35,7 @@ class TroubleNotices:
     logs: ContainerLogs
     events: PodEvents
     clock: Clock
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _reported: dict[ContainerId, tuple[Trouble, ...]] = field(default_factory=dict)
     """The troubles that each log reports so far, for logs that could not be written, mostly because a file system is
     full."""

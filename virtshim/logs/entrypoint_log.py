@@ -20,6 +20,7 @@ from virtshim.model.layout import Layout
 from virtshim.streaming.ports import Output
 from virtshim.system.clock import Clock
 from virtshim.system.files import replace_bytes
+from virtshim.system.locks import new_lock
 
 # Output of containers' entrypoints -> CRI logs, with the position up to which it was read in the guest.
 
@@ -32,7 +33,7 @@ class _Log:
 
     file: LogFile | None
     last_line: bytes = b""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=new_lock)
 
 
 class EntrypointLogFiles:

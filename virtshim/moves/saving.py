@@ -31,7 +31,7 @@ from virtshim.moves.values import Arrival, SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import PodLocks, new_lock
 from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class SaveVm:
     layout: Layout
     # The bytes that each save under way may still write.
     _under_way: dict[ContainerId, int] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
 
     def save(
         self,

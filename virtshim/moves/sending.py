@@ -43,6 +43,7 @@ from virtshim.moves.fitting import Nic, Offer, text_of_offer
 from virtshim.moves.saving import SaveVm
 from virtshim.moves.values import Departure, OnVolume, SavedState, VmRecord, unsavable_vm
 from virtshim.peers.ports import PeerLink
+from virtshim.system.locks import new_lock
 from virtshim.vm.guest_needs import SavedMemory
 from virtshim.vm.ports import MemoryStreams
 from virtshim.vm.streams import wait_for_stream
@@ -156,7 +157,7 @@ class SendVm:
     layout: Layout
     alone: AloneWithVm
     _moves: dict[str, _Move] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
 
     @property
     def handlers(self) -> Mapping[str, Callable[[PeerLink, dict[str, Any]], None]]:

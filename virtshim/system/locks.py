@@ -14,6 +14,12 @@ from virtshim.model.errors import Aborted, AlreadyExists, DeadlineExceeded, Shim
 from virtshim.model.ids import SandboxId
 
 
+def new_lock() -> threading.Lock:
+    """For a field of a dataclass, which would keep `threading.Lock` as it was at its import. Tests replace that, so that they
+    see each lock."""
+    return threading.Lock()
+
+
 class LeaveOff(threading.Event):
     """Set when a call should give up."""
 

@@ -29,7 +29,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import Layout, directories_of
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
-from virtshim.system.locks import PodLocks
+from virtshim.system.locks import PodLocks, new_lock
 from virtshim.system.threads import lasting
 from virtshim.templates.guest_identity import PROBE, RESEED, new_time_and_seed
 from virtshim.templates.ports import TemplateFiles, TemplateVms
@@ -112,7 +112,7 @@ class Templates:
     uid: Callable[[], AbstractContextManager[int]]
     most: Live[int]
     agent_timeout: Live[float]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _kept: dict[str, _Entry] = field(default_factory=dict)
     _unfit: dict[str, _Unfit] = field(default_factory=dict)
     # None ends the thread.

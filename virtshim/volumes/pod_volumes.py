@@ -16,6 +16,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
 from virtshim.model.troubles import Trouble, TroubleKind
 from virtshim.store.ports import Records
+from virtshim.system.locks import new_lock
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes import memory_volumes
 from virtshim.volumes.copies import CopiedVolume
@@ -42,7 +43,7 @@ class PodVolumes:
     shares: VmShares
     copies: VolumeCopies
     timeout: float
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     # A virtshim that has just started knows neither; until then the records decide.
     _unserved: frozenset[str] | None = None
     _in_guest: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)

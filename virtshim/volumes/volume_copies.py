@@ -11,6 +11,7 @@ import structlog
 from virtshim.model.container import Container
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
+from virtshim.system.locks import new_lock
 from virtshim.volumes.copies import CopiedVolume, Packed, archive, check_size, copy_name, packed, size_of
 from virtshim.volumes.ports import KubeletVolumes
 
@@ -23,7 +24,7 @@ class VolumeCopies:
     is asked."""
 
     files: KubeletVolumes
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=new_lock)
     _settled: dict[ContainerId, Mapping[str, str]] = field(default_factory=dict)
     _boots: dict[ContainerId, int] = field(default_factory=dict)
     _unreadable: dict[ContainerId, str] = field(default_factory=dict)
