@@ -5,6 +5,7 @@ The controller has no state that the API server does not have. So it may be kill
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Controller:
     _failures: TroubleLog = field(init=False)
     _threads: list[threading.Thread] = field(default_factory=list)
     _moves_begin: threading.Lock = field(default_factory=new_lock)
+    # VMs whose move waits for the end of another one.
+    _crowded_out: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.api = Api(self.access)
@@ -144,11 +147,19 @@ class Controller:
         if planned.step is not None:
             self._do_alone(planned.step, vm, document, pods)
             self._turns.touch(key)
+            if vm.record.target is not None:  # the step may have ended a move
+                self._let_others_move()
         elif planned.again_at is not None:
             self._turns.touch_at(key, planned.again_at)
         if wait and (vm.eviction is not None or vm.spec.move_to):
+            self._crowded_out.add(key)
             self._turns.touch_at(key, now + _AGAIN)
         self._failures.over(key=key)
+
+    def _let_others_move(self) -> None:
+        while self._crowded_out:
+            with contextlib.suppress(KeyError):  # another worker was faster
+                self._turns.touch(self._crowded_out.pop())
 
     def _do_alone(self, step: Step, vm: VmSeen, document: Document, pods: list[PodSeen]) -> None:
         """Moves begin one after the other, so that they count each other."""

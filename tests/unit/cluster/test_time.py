@@ -301,3 +301,15 @@ def test_five_hundred_idle_virtual_machines_ask_at_most_sixty_times_a_minute(
     signs = [one for one in asked if "/leases/virtshim-agent." in one]
     assert len(signs) + watches == len(asked), [one for one in asked if one not in signs and "watch=true" not in one]
     assert len(asked) / 5 <= 60
+
+
+def test_a_move_that_waits_for_another_one_begins_at_its_end(
+    api: KubernetesApi, parts: ClusterParts, controller_of: Start, vms: Create
+) -> None:
+    controller_of(limits=MoveLimits(1, 1))
+    for name in ("one", "two"):
+        vms(name)
+        parts.until(lambda name=name: is_running(api, name, "n1"))  # type: ignore[misc]
+    for name in ("one", "two"):
+        patch(api, name, moveTo="n2")
+    parts.until(lambda: all(is_running(api, name, "n2") for name in ("one", "two")))
