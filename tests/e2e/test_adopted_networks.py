@@ -62,6 +62,7 @@ def answers_after_a_packet(cri: PodClient, vm: str, pod: AdoptedPod) -> bool:
     except AssertionError as exc:
         if "Connection reset by peer" not in str(exc):
             raise
+        print(run(cri, vm, "date; ip -6 address; ip -6 neighbour; netstat -tan"))  # for the report if it never answers
         return False
 
 
