@@ -48,7 +48,7 @@ class Beside:
         once = threading.Lock()
         try:
             self._threads.submit(self._run, once, work, then)
-        except RuntimeError as exc:  # no thread can be started; other guests do not need one
+        except RuntimeError as exc:  # no thread can be started; other guests are served without it
             # The call may still be in the queue, for the next thread.
             if once.acquire(blocking=False):
                 log.warning("dhcp.work_not_begun error=%s", exc)

@@ -157,8 +157,9 @@ def run_inside(path: str, work: Callable[[], T]) -> T:
 
 
 def run_in_each(work: Mapping[str, Callable[[], T]]) -> Mapping[str, T]:
-    """`work`: by namespace path. Each function runs in its namespace, all in one thread, because a thread for each would cost
-    more than the work. Results of namespaces that are gone, or whose work raises OSError, are missing."""
+    """`work`: a function for each namespace path. Each function runs in its namespace. One thread runs all of them, because a
+    thread for each would cost more than the work. The result has no entry for a namespace that is gone, or whose function raises
+    OSError."""
 
     def visit_all() -> Mapping[str, T]:
         found = {}
@@ -176,8 +177,8 @@ def run_in_each(work: Mapping[str, Callable[[], T]]) -> Mapping[str, T]:
 
 
 class Worker:
-    """A thread that runs functions in turn until the end of the `with` block. For several functions in one namespace, of
-    which the first enters it (`create_and_enter`)."""
+    """A thread that runs functions in turn until the end of the `with` block. It is for several functions in one namespace:
+    the first function enters the namespace (`create_and_enter`)."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "in-netns")

@@ -31,8 +31,8 @@ _ALL_FAMILIES = frozenset({4, 6})
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`name`: "" if unknown. `interfaces`: its interfaces in the pod, made or only mentioned. `device`, `kinds`: see `Delegate`.
-    `defaults`: the address families (4, 6) in which its default route is used."""
+    """`name`: "" if unknown. `interfaces`: the network's interfaces in the pod, also those that its result only names.
+    `device`, `kinds`: see `Delegate`. `defaults`: the address families (4, 6) in which the network's default route is used."""
 
     name: str
     result: CniResult
@@ -60,7 +60,8 @@ def networks_of(result: CniResult, links: Sequence[KernelLink], delegates: Seque
         if network.interfaces and known.isdisjoint(network.interfaces):
             known |= set(network.interfaces)
             others.append(network)
-    # A tunnel carries no frames: it is a plugin's helper, because a record would name a network's interface.
+    # A link that has no record and carries no Ethernet frames (a tunnel) is internal to a plugin. If it belonged to a network, a
+    # record would name it.
     found = [link.name for link in links if link.leads_out and link.frames]
     others += [Network("", _NOTHING, (name,)) for name in found if name not in known]
     return (first, *sorted(others, key=lambda network: _by_number(network.interfaces[0])))
@@ -80,7 +81,7 @@ def _first(result: CniResult, links: Sequence[KernelLink], record: Delegate | No
 
 
 def _recorded(record: Delegate, links: Sequence[KernelLink]) -> Network:
-    """Plugins that only change what is there (tuning, portmap) make no interface."""
+    """The network that a record describes. It has no interface if its plugins only change existing ones (tuning, portmap)."""
     names = tuple(dict.fromkeys(one.name for one in record.result.interfaces if one.sandbox))
     if not names and (record.result.ips or any(link.name == record.interface for link in links)):
         names = (record.interface,)
@@ -119,8 +120,8 @@ def nics_of(
     functions: Collection[str] = (),
     macs: Mapping[str, str] | None = None,
 ) -> tuple[Nic, ...]:
-    """One NIC for each interface that is not one of the cards' `functions`. `macs`: those that the pod asks for, by the
-    interface's name. Raises TapmanagerError."""
+    """One NIC for each interface that is not one of the cards' `functions`. `macs`: the MACs that the pod
+    asks for, by interface name. Raises TapmanagerError."""
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
@@ -136,7 +137,7 @@ def nics_of(
             if name in functions:
                 continue
             if (link is None or not link.frames) and network.pci_of(name) and network is not networks[0]:
-                continue  # neither an Ethernet link nor at VFIO (vDPA, InfiniBand): what kubelet granted, the VM has
+                continue  # no Ethernet link, not at VFIO (vDPA, InfiniBand): the VM gets it if kubelet granted it
             if link is None:
                 raise _nowhere(network, name)
             _refuse_unfit(network, link)
@@ -195,8 +196,8 @@ def refuse_packet_rules(network: str, found: str) -> None:
 
 
 def _refuse_policies(network: Network, link: KernelLink, not_ours: Sequence[KernelLink]) -> None:
-    """`not_ours`: links that the guest does not get. A table with routes to one of them could be given to the guest only in
-    part."""
+    """`not_ours`: links that the guest does not get. If a routing table has routes through such a link, the guest could get only
+    a part of the table."""
     wrong = link.policies.refused
     for rule in link.policies.rules:
         beside = [other.name for other in not_ours if rule in other.policies.rules]

@@ -139,8 +139,8 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         "topology",
         "`SOCKETSxCORESxTHREADS`",
         "one socket, one thread per core",
-        "how the guest sees its vCPUs. The product must be the most vCPUs that it can have (`virtshim.io/max-vcpus`; the node's "
-        "`vm.room_vcpus` does not count). Some systems are licensed by sockets",
+        "how the guest sees its vCPUs. The product must be the maximum number of vCPUs of the VM (`virtshim.io/max-vcpus`; the "
+        "node's `vm.room_vcpus` does not count). Some systems are licensed by sockets",
         "1x1x1",
         _topology,
     ),

@@ -17,9 +17,10 @@ from virtshim.volumes.empty_disks import EmptyDisk
 
 # `annotations.parse` makes a VmOptions.
 
-# Of a VM, including those that are plugged in later: 60 commands at once, 40 with input.
+# The most serial ports for commands of a VM, including ports that are plugged in later. They are enough for 60 commands at
+# once, or for 40 with input.
 MAX_EXEC_PORTS = 120
-# Of a NIC; few nodes' own NICs have use for more.
+# The most queues of a NIC. Few nodes have NICs that could use more.
 MAX_NIC_QUEUES = 8
 
 

@@ -143,7 +143,7 @@ def _bounded(text: str) -> str:
 def _vcpus(text: str) -> int:
     if not _INTEGER.fullmatch(text):
         raise InvalidRequest(
-            f"{shown(text)} is not a whole number; write 1 to {_MAX_VCPUS}, or remove it to follow the CPU limit"
+            f"{shown(text)} is not a whole number; write 1 to {_MAX_VCPUS}, or remove the annotation to follow the CPU limit"
         )
     digits = text.lstrip("+-").lstrip("0")
     if text.startswith("-") or not digits:
@@ -278,13 +278,15 @@ _READERS: Final[Mapping[str, Reader]] = {
         "network_filter",
         one_of(
             {word: word for word in ("off", "mac", "mac+ip")},
-            "none of off, mac and mac+ip; write one of these, or remove it",
+            "none of off, mac and mac+ip; write one of these, or remove the annotation",
         ),
     ),
     beside_containers.NIC_QUEUES_ANNOTATION: sets(
         "nic_queues",
         _number(
-            1, MAX_NIC_QUEUES, f"not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it to get one per vCPU"
+            1,
+            MAX_NIC_QUEUES,
+            f"not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove the annotation to get one per vCPU",
         ),
     ),
     **beside_containers.READERS,
@@ -298,7 +300,7 @@ _READERS: Final[Mapping[str, Reader]] = {
         "cpu_model",
         one_of(
             {"": CpuModel.DEFAULT, "host-model": CpuModel.HOST_MODEL},
-            "not a CPU model; write host-model, or remove it for the node's choice",
+            "not a CPU model; write host-model, or remove the annotation to let the node choose",
         ),
     ),
     "VirtletLibvirtCPUSetting": _cpu_setting,
@@ -307,7 +309,8 @@ _READERS: Final[Mapping[str, Reader]] = {
         "keep_root_disk",
         one_of(
             {"": False, "container": False, "pod": True, "vm": False},
-            "not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a new one at each start",
+            "not a root disk lifetime; write pod to keep the disk for the pod's life, or remove the annotation to get a new disk "
+            "at each start",
         ),
     ),
     VM_ANNOTATION: sets("vm", _vm),

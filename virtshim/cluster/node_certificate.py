@@ -208,7 +208,9 @@ class NodeCertificate:
         except WrongState:
             event, until = "certificate.missing", 0.0
         valid = (
-            f"the one on disk is valid until {stamp_of(until)}" if until else "no VM moves to this node or away from it"
+            f"the certificate on disk is valid until {stamp_of(until)}"
+            if until
+            else "no VM moves to this node or away from it"
         )
         why = " ".join(str(error).split())
         if "not yet valid" in why or "has expired" in why:

@@ -157,7 +157,7 @@ class Images(Section):
     )
     pulls: int = setting(
         24,
-        "most pulls at the same time; the last quarter is reserved for namespaces that have no pull running",
+        "maximum number of concurrent pulls; the last quarter is reserved for namespaces that have no pull running",
         unit="pulls",
         ge=1,
         le=1024,
@@ -166,7 +166,7 @@ class Images(Section):
     )
     namespace_pulls: int = setting(
         12,
-        "most pulls at the same time for the pods of one namespace",
+        "maximum number of concurrent pulls for the pods of one namespace",
         unit="pulls",
         ge=1,
         le=1024,

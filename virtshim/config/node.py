@@ -78,7 +78,7 @@ class Cri(Section):
         "",
         "CRI socket; default RUN_DIR/virtshim.sock",
         allowed="absolute path, or empty",
-        why="follows paths.run_dir, so that two nodes on one machine need one setting less",
+        why="follows paths.run_dir, so a second node on the same machine need not set it",
     )
     runtime_handlers: tuple[str, ...] = setting(
         ("virtshim",),
@@ -93,7 +93,7 @@ class Cri(Section):
     )
     max_calls: int = setting(
         1024,
-        "most calls at the same time, waiting calls included; lists and Status have 32 more for themselves",
+        "maximum number of concurrent calls, waiting calls included; 32 more are reserved for lists and Status",
         unit="calls",
         ge=8,
         le=8192,
@@ -140,7 +140,7 @@ class Streaming(Section):
     )
     sessions: int = setting(
         512,
-        "most sessions of all pods together; the last quarter is reserved for pods that have no session",
+        "maximum number of sessions of all pods together; the last quarter is reserved for pods that have no session",
         unit="sessions",
         ge=4,
         le=65536,
@@ -149,7 +149,7 @@ class Streaming(Section):
     )
     pod_sessions: int = setting(
         64,
-        "most sessions of one pod: exec, attach and port-forward together",
+        "maximum number of sessions of one pod: exec, attach and port-forward together",
         unit="sessions",
         ge=1,
         le=65536,
@@ -158,7 +158,7 @@ class Streaming(Section):
     )
     pod_connections: int = setting(
         128,
-        "most connections forwarded to one pod at the same time",
+        "maximum number of concurrent connections that are forwarded to one pod",
         unit="connections",
         ge=1,
         le=65536,
@@ -167,7 +167,7 @@ class Streaming(Section):
     )
     pod_bytes: ByteSize = setting(
         ByteSize(8 << 20),
-        "most data sent to one pod that the pod has not read yet",
+        "maximum amount of data that was sent to one pod and that the pod has not read yet",
         unit="bytes",
         ge=1 << 20,
         reload=True,

@@ -121,7 +121,7 @@ class Proxy(Section):
     )
     max_calls: int = setting(
         2048,
-        "most calls at the same time, event streams included",
+        "maximum number of concurrent calls, event streams included",
         unit="calls",
         ge=64,
         le=65536,

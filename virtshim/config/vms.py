@@ -148,7 +148,7 @@ class Vm(Section):
     )
     room_vcpus: int = setting(
         0,
-        "vCPUs that a VM can be resized to; 0: the number that it starts with. A pod may override it",
+        "maximum number of vCPUs that a VM can be resized to; 0: the number that it starts with. A pod may override it",
         unit="vCPUs",
         ge=0,
         le=255,
@@ -157,10 +157,10 @@ class Vm(Section):
     )
     room_memory: ByteSize = setting(
         ByteSize(0),
-        "memory that a VM can be resized to; 0: the amount that it starts with. A pod may override it",
+        "maximum memory that a VM can be resized to; 0: the amount that it starts with. A pod may override it",
         unit="bytes",
         reload=True,
-        why="a guest's kernel needs 1/64 of all possible memory to manage it",
+        why="a guest's kernel takes 1/64 of this maximum to manage the memory, even while the VM has less",
     )
     max_root_volume: ByteSize = setting(
         ByteSize(0),
@@ -171,14 +171,14 @@ class Vm(Section):
     )
     disk_iops: int = setting(
         0,
-        "most requests per second of each root disk; 0: no limit",
+        "maximum requests per second of each root disk; 0: no limit",
         unit="1/s",
         ge=0,
         why="a limit that nobody chose would look like a slow disk",
     )
     disk_bandwidth: ByteSize = setting(
         ByteSize(0),
-        "most data per second that each root disk reads and writes; 0: no limit",
+        "maximum data per second that each root disk reads and writes; 0: no limit",
         unit="bytes/s",
         why="a limit that nobody chose would look like a slow disk",
     )
@@ -247,7 +247,7 @@ class Templates(Section):
 
     max_bytes: ByteSize = setting(
         ByteSize(0),
-        "most bytes of memory and disk that all templates of the node may take; 0: pods with virtshim.io/warm-start boot",
+        "maximum size of all templates of the node, memory and disk together; 0: pods with virtshim.io/warm-start boot",
         reload=True,
         why="each template takes memory of the node, about as much as its guest has, and pods of several tenants share its pages",
     )
@@ -267,7 +267,7 @@ class Saved(Section):
     )
     max_bytes: ByteSize = setting(
         ByteSize(0),
-        "most bytes that all saved states of the node may take; a guest that does not fit is shut down instead",
+        "maximum size of all saved states of the node; a guest whose state does not fit is shut down instead",
         allowed="0 for as much as the file system of paths.state_dir has",
         reload=True,
         why="a saved state takes at most the guest's memory, and the file system is checked before each",

@@ -28,13 +28,13 @@ from virtshim.system.files import open_regular
 _SECONDS: Final = 10.0
 # The node may have to ask a guest agent, which takes time.
 _DETAIL_SECONDS: Final = 20.0
-# Most bytes of a console's earlier output: some screens.
+# The most bytes of a console's earlier output that a page shows: a few screens.
 _EARLIER: Final = 64 << 10
 # The time that a stopped guest has to shut down, as with `virtshim stop`.
 _GRACE: Final = 30
 # A time before all actions.
 _ALL: Final = 1.0
-# Times in seconds are exact to less than that.
+# Added to a time, so that the same action is not asked for again. Rounding a time to a float changes it by less.
 _NEXT: Final = 1e-6
 
 
@@ -135,7 +135,7 @@ class NodeCalls(NodeClient):
         """The URL of the VM's console, and whether the console takes input."""
         try:
             return self.console_url(vm, stdin=True), True
-        except (WrongState, InvalidRequest):  # made without stdin; or it has just ended, which the second call tells
+        except (WrongState, InvalidRequest):  # it has no stdin; if it has just ended, the next call raises
             return self.console_url(vm, stdin=False), False
 
     def earlier_output(self, vm: str) -> bytes:
@@ -145,7 +145,7 @@ class NodeCalls(NodeClient):
             with open_regular(str(container.get("consoleLog", ""))) as log:
                 size = os.fstat(log.fileno()).st_size
                 log.seek(max(0, size - _EARLIER))
-                text = log.read(_EARLIER).lstrip(b"\0")  # virtshim has freed what is older
+                text = log.read(_EARLIER).lstrip(b"\0")  # virtshim has freed the older output
         except (ShimError, OSError, KeyError):
             return b""
         return text if len(text) == size else text.partition(b"\n")[2]

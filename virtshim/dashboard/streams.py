@@ -67,8 +67,8 @@ class Window:
 async def console(
     page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool]], earlier: Callable[[], bytes]
 ) -> None:
-    """Relays a console until the page leaves or the console ends. First sends its earlier output, of which the last part may
-    come twice."""
+    """Relays a console until the page leaves or the console ends. First sends the console's earlier output, of which it may
+    send the last part twice, because the live output begins before the earlier output is read."""
     try:
         url, takes_input = await asyncio.to_thread(ask)
         async with _connected(url, PROTOCOL) as node:

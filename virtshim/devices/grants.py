@@ -88,11 +88,11 @@ def _hints_usb(text: str) -> UsbDevice | None:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`groups`: IOMMU groups of granted nodes, with their functions that can be passed to a VM. Functions that are
-    named without a node and bound to a kernel driver: `unconditional` ones the VM always gets, `if_hinted` ones only if
-    a hint names them too. `named`: functions that kubelet or CDI name one by one; in their IOMMU group the VM gets
-    only these. `used`:
-    functions that the VM gets in another form, as a vDPA device."""
+    """`groups`: the IOMMU groups of granted device nodes; for each group, the functions that can be passed to a VM. `named`:
+    functions that kubelet or CDI names one by one; of their IOMMU groups, the VM gets only these. `unconditional`, `if_hinted`:
+    functions that are named without a device node and are bound to a kernel driver. The VM always gets the `unconditional`
+    functions. It gets an `if_hinted` function only if a hint names it too. `used`: functions that the VM gets in another form,
+    as a vDPA device."""
 
     groups: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     named: frozenset[PciAddress] = frozenset()

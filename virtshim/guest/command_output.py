@@ -13,7 +13,7 @@ from virtshim.streaming.ports import Output, OutStream
 
 # A record is the token, a space, the words and a semicolon. The longest value is a directory's name.
 MAX_RECORD = 4300
-# An earlier session may have left this much in the port.
+# The most bytes that earlier sessions may have left in the port.
 _MAX_STALE = 4 << 20
 # The run script writes at most three records.
 MAX_RECORDS = 16
@@ -118,8 +118,8 @@ class CommandOutput:
         self.tty = ""
 
     def feed(self, stream: OutStream, data: bytes) -> list[Output]:
-        """The output in these bytes. Raises ShimError: the guest's reason why there is no command, or InternalError if
-        it breaks the format."""
+        """The output in these bytes. Raises a ShimError with the guest's reason if the command could not start, or
+        InternalError if the guest breaks the format."""
         out: list[Output] = []
         try:
             for item in self._streams[stream].feed(data):
@@ -137,7 +137,7 @@ class CommandOutput:
 
     @property
     def exited(self) -> bool:
-        """Whether the command itself has ended; others may still hold its streams open."""
+        """Whether the command itself has ended. Other processes may still hold its streams open."""
         return self.code is not None
 
     @property
@@ -159,7 +159,7 @@ class CommandOutput:
 
 
 def failure(words: str) -> ShimError:
-    """The error for a script's reason why there is no command: `WORD VALUE`."""
+    """The error for the reason why a script could not start the command. `words`: WORD VALUE."""
     what, _, value = words.partition(" ")
     shown = printable_text(value[:200])
     match what:

@@ -262,7 +262,7 @@ class GuestSetUp:
                     self._follow_or_owe(container)
 
     def look(self) -> None:
-        """Begins the set-ups that could not begin earlier because the system had no thread."""
+        """Begins the set-ups for which no thread could be started earlier."""
         with self._lock:
             pending, self._pending = self._pending, set()
         for wanted in pending:

@@ -19,7 +19,7 @@ from virtshim.logs.lines import ENCODED_BYTES, Position, decode, encode
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
 from virtshim.system.files import OUT_OF_SPACE, make_directory
 
-# Errors of a log that the pod's request or the machine causes, and not a fault of this program.
+# Errors of a log file that the pod's request or the machine causes, not a bug in virtshim.
 _USER_ERRNOS: Final = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO,
 )  # fmt: skip
@@ -179,14 +179,14 @@ class RawLog(_OwnedFile):
         self._freed_to = 0
 
     def open(self, inode: int = 0) -> bool:
-        """Opens the file with that `inode`, or the oldest file if there is none with it. Returns whether a file is
+        """Opens the file with that `inode`, or the oldest file if no file has that inode. Returns whether a file is
         open."""
         if self._fd < 0 and (there := self._there()):
             self._take(next((one for one in there if one[1] == inode), there[0]))
         return self._fd >= 0
 
     def has_next(self) -> bool:
-        """Whether a later file exists, so that nobody writes to the open one any more."""
+        """Whether a newer file exists. virtlogd then writes only to the newer file, and the open file is complete."""
         return self._next() is not None
 
     def go_on(self) -> bool:
@@ -210,13 +210,13 @@ class RawLog(_OwnedFile):
 
     def _next(self) -> tuple[str, int] | None:
         mine, there = self.status().st_ino, self._there()
-        at = next((at for at, (_, inode) in enumerate(there) if inode == mine), -1)  # removed: before all that are left
+        at = next((at for at, (_, inode) in enumerate(there) if inode == mine), -1)  # removed: older than all others
         return there[at + 1] if at + 1 < len(there) else None
 
     def _there(self) -> list[tuple[str, int]]:
         """Names and inodes of the log's files, the oldest first. virtlogd renames the oldest file first, so for a moment
-        a number is missing. This loop goes to higher numbers as the files do, so it misses no file. It may meet a file twice, the
-        second time under its newer name."""
+        a number is missing. A rename gives a file a higher number, and this loop goes from low to high numbers. So it misses no
+        file, but it may find a file twice, the second time under its new name."""
         found: dict[int, str] = {}
         absent = 0
         for number in itertools.count(-1):

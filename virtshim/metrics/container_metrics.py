@@ -216,7 +216,7 @@ _MEMORY = (
     gauge("container_memory_kernel_usage", "Memory of the host's kernel for the VM.", _cgroup(lambda c: c.kernel)),
     gauge(
         "container_memory_max_usage_bytes",
-        "Most memory ever used.",
+        "Highest memory usage so far.",
         _cgroup_or_process(lambda c: c.peak_memory, lambda p: p.peak_resident),
     ),
     counter(
@@ -244,7 +244,7 @@ _MEMORY = (
         _spec(_reservation),
     ),
     gauge("container_hugetlb_usage_bytes", "Huge pages in use.", _hugepages, "pagesize"),
-    gauge("container_hugetlb_max_usage_bytes", "Most huge pages ever used.", _most_hugepages, "pagesize"),
+    gauge("container_hugetlb_max_usage_bytes", "Highest usage of huge pages so far.", _most_hugepages, "pagesize"),
 )
 
 _PRESSURE = tuple(

@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Seconds that a scrape waits for a reading. Prometheus' own limit is 10. A reading has limits too; this one is a safeguard.
+# Seconds that a scrape waits for a reading. Prometheus waits for 10. The calls of a reading have limits too; this is a safeguard.
 LIMIT: Final = 6.0
 # Seconds for which a reading is used again.
 FRESH: Final = 1.0
@@ -57,8 +57,8 @@ class Taken(Generic[R]):
 
 
 class Sampler(Generic[R]):
-    """Makes one reading at a time, which all callers share. If it is late, they get the last one. Thread-safe. Readings that hang
-    hold only one thread."""
+    """Makes one reading at a time, which all callers share. If the reading is late, they get the previous one. Thread-safe. A
+    reading that hangs blocks only one thread."""
 
     def __init__(self, read: Callable[[], R], clock: Clock) -> None:
         self._read = read
@@ -107,7 +107,7 @@ Stores = Mapping[str, Callable[[], FilesystemUsage]]
 
 @dataclass(frozen=True, slots=True)
 class SavedMemory:
-    """Of VMs that outlive their pods. `limit`: bytes, 0 for none."""
+    """The saved memory of all VMs that outlive their pods. `limit`: bytes, 0 for no limit."""
 
     states: int
     bytes: int
@@ -125,8 +125,8 @@ class TemplateMemory:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """`up`: whether each needed part answers. `stores`: bytes by name. `saved`: None if it cannot be read. `unfinished`,
-    `templates`: None if nothing was read."""
+    """`up`: whether each needed part answers. `stores`: bytes by name. `saved`: None if the records of saved memory cannot be
+    read. `unfinished`, `templates`: None before the first reading."""
 
     pods: Sequence[SandboxUsage]
     up: Mapping[str, bool]
@@ -282,7 +282,7 @@ OF_NODE: Final[tuple[Family[NodeReading], ...]] = (
     gauge("virtshim_saved_bytes", "Bytes of all saved memory.", _saved(lambda saved: saved.bytes)),
     gauge(
         "virtshim_saved_bytes_limit",
-        "Most bytes that saved memory may take (saved.max_bytes); none without a limit.",
+        "Maximum size of all saved memory (saved.max_bytes); no sample without a limit.",
         _saved(lambda saved: saved.limit or None),
     ),
     gauge(
@@ -295,7 +295,7 @@ OF_NODE: Final[tuple[Family[NodeReading], ...]] = (
     ),
     gauge(
         "virtshim_template_bytes_limit",
-        "Most bytes that all templates may take (templates.max_bytes); 0 allows none.",
+        "Maximum size of all templates (templates.max_bytes); 0 allows none.",
         _templates(lambda kept: kept.limit),
     ),
     counter(
@@ -330,7 +330,7 @@ OF_SCRAPE: Final[tuple[Family[_Scrape], ...]] = (
     ),
     gauge(
         "virtshim_thread_up",
-        "1 for each of virtshim's permanent threads that runs, 0 for one that has died: restart virtshim, VMs keep running.",
+        "1 if this permanent thread of virtshim runs, 0 if it has died. Then restart virtshim; VMs keep running.",
         lambda _: _each(lasting_threads()),
         "thread",
     ),

@@ -1,9 +1,9 @@
 """A VM's hardware: what a pod asks for, and which addresses its devices have. Pure.
 
 A guest identifies devices by their addresses: a NIC is `enp0s16`, Windows takes a disk at another address for another
-disk, and a licence may depend on all of them. The addresses of the first start are therefore stored beside a root disk
-that outlives its container, and a device that is added later gets a free one. If the disk is removed with its
-container, the VM is defined only once and its definition has the addresses.
+disk, and a licence may depend on all of them. So if a root disk outlives its container, the addresses of the first start
+are stored beside the disk, and a device that is added later gets a free address. If a root disk is removed with its
+container, nothing is stored, because the VM is defined only once, and its definition has the addresses.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ BYTES: Final = len(_MAGIC) + 1 + _LONGEST_MACHINE + 1 + MOST * _ENTRY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`machine`: "" if unknown. `numbers`: by `_key`."""
+    """Where a guest's devices are. `machine`: the machine type, "" if unknown. `numbers`: each device's number, by `_key`."""
 
     machine: str = ""
     numbers: Mapping[bytes, int] = field(default_factory=dict)
 
     def numbered(self, kind: str, names: Sequence[str], room: int) -> tuple[Places, tuple[int, ...]]:
-        """Returns these places with new names added, and the number of each name. Names of one `kind` (a letter) share
-        numbers. Numbers are below `room` as far as they fit. A removed device keeps its number while there is room for
-        others; it loses the number when there is not."""
+        """Gives each device in `names` a number, which stands for its address. Returns the places with the new devices added,
+        and the numbers in the order of `names`. Devices of different `kind` (a letter) may have the same number. Numbers stay
+        below `room` while enough are free. A removed device keeps its number until another device needs the number."""
         keys = [_key(kind, name) for name in names]
         there = {self.numbers[key] for key in keys if key in self.numbers}
         gone = {number for key, number in self.numbers.items() if key[:1] == kind.encode()} - there

@@ -1,4 +1,4 @@
-"""Texts of others, paths, addresses and quantities: checked, shortened and parsed. No I/O."""
+"""Checks, shortens and parses untrusted texts, paths, addresses and quantities. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from virtshim.model.errors import InvalidRequest
 
-# Text of others (a guest, a program, a pod) for messages and terminals, which must not interpret it.
+# Untrusted text (of a guest, a program or a pod) for messages and terminals, which must not interpret control characters in it.
 
 
 def printable_text(text: str) -> str:
@@ -18,7 +18,7 @@ def printable_text(text: str) -> str:
 
 
 def escaped(text: str, longest: int) -> str:
-    """About `longest` characters at most, with escapes for unprintable ones. Says if it was cut."""
+    """At most the first `longest` characters, with unprintable ones escaped. A cut text ends with its whole length."""
     cut = text[:longest]
     shown = cut if cut.isprintable() else "".join(char if char.isprintable() else _escape(char) for char in cut)
     return shown if len(text) <= longest else f"{shown} ... ({len(text)} characters)"
@@ -110,7 +110,8 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 
 _LONGEST = 64
 _LARGEST = 2**63 - 1
-# With at most 64 digits, an exponent beyond these makes the amount too large, or smaller than one byte.
+# A quantity has at most 64 digits. So an exponent above 100 makes the amount too large, and one below -100 makes it less than a
+# byte.
 _EXPONENT_RANGE = 100
 
 

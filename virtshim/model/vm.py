@@ -132,7 +132,7 @@ class VmSpec:
     # A file that QEMU appends every byte of the console to.
     console_log: str
     agent_socket: str
-    # For input and output of commands in the guest.
+    # Of serial ports, for the input and output of commands in the guest.
     exec_sockets: tuple[str, ...] = ()
     # Of the VNC server, in a directory of its own; "" for a VM without a video card.
     vnc_socket: str = ""

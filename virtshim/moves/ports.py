@@ -73,11 +73,11 @@ class StateVolumes(Protocol):
         """Raises WrongState if this node has no key."""
 
     def macs(self, namespace: str, vm: str) -> Mapping[str, str]:
-        """The MACs that a VM's NICs have on every node of the cluster, by the name of the interface in the pod: a saved guest
-        keeps them. Empty if this node has no key."""
+        """The MACs of a VM's NICs, by the name of the interface in the pod. They are the same on every node of the cluster,
+        because a saved guest keeps its MACs. Empty if this node has no key."""
 
     def bring(self, volume: str, disk: str, vm: str, leave_off: threading.Event) -> Brought:
-        """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
+        """Copies the VM's files from the volume, if this node's files are older. `vm`: as `VmRecord.readable`. The caller holds
         the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM must say."""
 
     def start(self, volume: str, disk: str, sandbox: SandboxId, leave_off: threading.Event) -> VmRecord:

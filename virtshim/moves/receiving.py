@@ -86,7 +86,7 @@ _LONGEST_STATE: Final = 64 << 10
 
 @dataclass(slots=True)
 class _Opened:
-    """A link to the other node, and what that node said. `closing`: closes the link. `links`: this one, and the memory's."""
+    """A link to the other node, and what that node said of the VM. `closing`: closes `link`. `links`: `link` and the memory's."""
 
     link: PeerLink
     move: str
@@ -111,16 +111,16 @@ class ReceiveVm:
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("arrival"))
 
     def close(self) -> None:
-        """Breaks moves off that are under way. The next process ends them."""
+        """Breaks off the moves that are under way. The next process of virtshim ends them."""
         self._threads.closing.set()
         for container in list(self._opened):
             self.break_off(container)
         self._threads.close()
-        for opened in list(self._opened.values()):  # of starts that were cut off before their thread
+        for opened in list(self._opened.values()):  # of starts that were broken off before their thread began
             opened.closing.close()
 
     def break_off(self, container: ContainerId) -> None:
-        """Ends all waits for the other node. The guest runs on there, unless all of it has arrived."""
+        """Ends all waits for the other node. The guest continues on the other node, unless all of it has arrived here."""
         if (opened := self._opened.get(container)) is not None:
             for link in opened.links:
                 link.close()
@@ -165,7 +165,7 @@ class ReceiveVm:
         return macs_in(self._ask(node, {"do": "describe", "namespace": pod.namespace, "vm": vm}))
 
     def expect(self, pod: PodKey, vm: str, container: str, node: str, image: ImageDigest, leave_off: LeaveOff) -> None:
-        """Makes a record of a VM that is to come from `node`, unless it is here. The caller holds the VM's lock. `leave_off`: set
+        """Makes a record of a VM that will come from `node`, unless it is here. The caller holds the VM's lock. `leave_off`: set
         when the caller gives up. Raises WrongState if the VM's disk is not based on `image`."""
         disk = vm_disk_name(pod.namespace, vm, container)
         known = self._settled(self.vms.get(disk), leave_off)

@@ -164,6 +164,6 @@ class VmStates:
         elif is_own:
             ending = container.status.ending or saved_exit(state)
             records.replace(container.with_saving(saving=True).with_ending(ending))
-        elif state.taken_by is None:  # it must not run on the disk of a state that counts
-            log.warning("vm.ended", container=container.id.short, why="a saved state of its virtual machine counts")
+        elif state.taken_by is None:  # no other guest may run on the disk of a saved state
+            log.warning("vm.ended", container=container.id.short, why="its disk belongs to a saved state")
             self.restoring.hypervisor.destroy(container.domain_uuid, container.id)

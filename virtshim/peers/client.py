@@ -63,8 +63,8 @@ class PeerClient:
 
 
 def _dialled(host: str, port: int, until: float, leave_off: LeaveOff) -> socket.socket:
-    """A connected socket. A thread connects it, because nothing interrupts the lookup of a name, which may take longer than the
-    caller has. A thread that nobody waits for any more ends when the resolver gives up. Raises OSError."""
+    """A connected socket. A separate thread connects it, because the lookup of a name cannot be interrupted, and may take longer
+    than until `until`. The thread then ends when the resolver gives up. Raises OSError."""
     found: Future[socket.socket] = Future()
     over = threading.Event()
     found.add_done_callback(lambda _: over.set())

@@ -34,11 +34,11 @@ _HANDSHAKE: Final = 5.0
 _FIRST: Final = 5.0
 _AGAIN: Final = 30.0
 _CLOSE: Final = 5.0
-# What may be open at once: connections of nodes, and handshakes.
-# A node's two moves have two each, and its questions need some, too.
+# The most connections of nodes, and the most handshakes, at the same time. A node may have two moves with two connections each,
+# and needs some more for its questions.
 _PLACES: Final = Places("connections", 24, 6, "wait until one ends", "wait until one ends", holder="peer")
 _HANDSHAKES: Final = 16
-# Threads: some more, for handshakes that had to make room and are just ending.
+# Threads: one for each of these, and some for handshakes that were cut to make room and are just ending.
 _THREADS: Final = _PLACES.total + _HANDSHAKES + 8
 
 
@@ -57,9 +57,10 @@ def by_operation(handlers: Mapping[str, Callable[[PeerLink, dict[str, Any]], Non
 
 
 class PeerServer:
-    """`listen`: as in the settings; "" serves nothing. `handle` runs on a thread of its own for each connection. The peer gets
-    the ShimError that leaves it, and learns of other exceptions only that there was one. If the address is taken or the
-    certificate cannot be used, the daemon works on, and the server tries again. `handshake`: its limit in seconds."""
+    """`listen`: as in the settings; "" serves nothing. `handle` runs on a thread of its own for each connection. If it raises a
+    ShimError, the peer gets this error; of another exception the peer learns only that there was one. If the address is taken or
+    the certificate cannot be used, the daemon works on, and the server tries again. `handshake`: the limit of a handshake in
+    seconds."""
 
     def __init__(
         self, listen: str, files: PeerFiles, handle: Callable[[PeerLink], None], *, handshake: float = _HANDSHAKE
@@ -138,7 +139,7 @@ class PeerServer:
             self._admit(connected, str(address[0]))
 
     def _admit(self, connected: socket.socket, host: str) -> None:
-        """The connection has one of the threads, which is given back at its end."""
+        """Starts the connection's thread. The caller has counted the thread in `_threads`."""
         try:
             threading.Thread(target=self._serve, args=(connected, host), name="peer", daemon=True).start()
         except RuntimeError as exc:  # no more threads
@@ -159,7 +160,7 @@ class PeerServer:
         except (OSError, PermissionRefused) as exc:
             log.warning("peers.refused", host=host, error=reason(exc) if isinstance(exc, OSError) else str(exc))
         finally:
-            with self._lock:  # nobody cuts a connection that has got its descriptor's number afterwards
+            with self._lock:  # closed under the lock: nobody may cut a later connection with the same descriptor
                 self._strangers.pop(connected, None)
                 self._open.pop(connected, None)
                 connected.close()
@@ -203,6 +204,6 @@ class PeerServer:
 
 
 def _cut(one: socket.socket) -> None:
-    """Wakes its thread."""
+    """Shuts the connection down, which wakes the thread that serves it."""
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)

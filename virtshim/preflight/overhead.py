@@ -100,8 +100,8 @@ def _of_known(found: Sequence[QemuMemory]) -> Finding:
 def declared(
     found: RuntimeClass, handlers: Sequence[str], measured: Sequence[QemuMemory], pod_handlers: Collection[str] = ()
 ) -> Finding:
-    """`handlers`: the handlers of this node, without `pod_handlers`, those of pods with containers beside their VM. There are
-    several RuntimeClasses, by size of the guest: a VM is compared with the one that has the same overhead."""
+    """`pod_handlers`: this node's handlers of pods with containers beside their VM. `handlers`: its other handlers. A cluster may
+    have one RuntimeClass for each size of guests, so a VM is compared only with the RuntimeClass that has the same overhead."""
     subject = "RuntimeClass"
     if found.trouble:
         return warning(

@@ -1,4 +1,4 @@
-"""Findings about container runtimes: those behind `virtshim proxy`, which are asked, and those installed on the node."""
+"""Findings about the container runtimes behind `virtshim proxy`, by their answers, and about those installed on the node."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _image_store(images: api_pb2_grpc.ImageServiceStub) -> str:
 
 
 def info(socket: str) -> Mapping[str, Any]:
-    """What virtshim says of itself, as `crictl info` shows it below `config`; empty if it does not answer."""
+    """virtshim's facts about itself, which `crictl info` shows below `config`; empty if virtshim does not answer."""
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         try:
             answer = api_pb2_grpc.RuntimeServiceStub(channel).Status(pb.StatusRequest(verbose=True), timeout=_LIMIT)
@@ -87,8 +87,9 @@ def info(socket: str) -> Mapping[str, Any]:
 
 
 def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) -> list[Finding]:
-    """Whether kubelet watches the file system of virtshim's images. kubelet watches only the first in the proxy's merged list,
-    the primary's. Empty if that is not known. `device_of`: the device of a directory's file system, "" if not known."""
+    """Whether kubelet watches the file system of virtshim's images. kubelet watches only the first file system in the proxy's
+    merged list, which is the primary's. No finding if one of the two file systems is not known. `device_of`: the device of a
+    directory's file system, "" if not known."""
     theirs, ours = device_of(primary.image_store) if primary.image_store else "", device_of(own.directory)
     if not theirs or not ours:
         return []
@@ -144,7 +145,7 @@ def installed_findings(
     pod_handlers: Sequence[str] = (),
 ) -> list[Finding]:
     """`driver`, `cni_conf_dir`: virtshim's own. `behind_proxy`: whether this node's proxy sends pods to one of the runtimes.
-    `pod_handlers`: of pods that such a runtime makes around a VM."""
+    `pod_handlers`: the handlers of pods with containers beside their VM."""
     if not found:
         return [
             ok(_CONTAINERS, "neither containerd nor CRI-O is installed: all pods of this node are virtual machines")
@@ -178,10 +179,14 @@ def _entry(one: RuntimeSetup, pod_handlers: Sequence[str]) -> Finding | None:
     """About the runtime's entry for pods with containers beside their VM; None if containerd has it."""
     missing = ", ".join(handler for handler in pod_handlers if handler not in one.handlers)
     if pod_handlers and not one.tells_handlers:
-        text = f"pods with containers beside their VM need containerd, because {one.name} does not tell the handler of a pod"
+        text = (
+            f"pods with containers beside their VM need containerd, because {one.name} does not report a pod's handler"
+        )
         if not (there := ", ".join(handler for handler in pod_handlers if handler in one.handlers)):
-            return ok(_CONTAINERS, f"{text}; {one.name} has no OCI runtime {missing}, so it refuses them")
-        text = f"{text}; {one.name} has the OCI runtime {there}, so it makes such pods, and the proxy refuses their VM"
+            return ok(_CONTAINERS, f"{text}; {one.name} has no OCI runtime {missing}, so it refuses such pods")
+        text = (
+            f"{text}; {one.name} has the OCI runtime {there}, so it starts such pods, but the proxy refuses their VMs"
+        )
         return warning(_CONTAINERS, text, f"remove {there} from {one.name}'s configuration, and restart {one.name}")
     if not missing:
         return None

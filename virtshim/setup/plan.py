@@ -302,7 +302,7 @@ def _added(facts: NodeFacts, path: str, key: str, value: str, why: str) -> list[
 
 
 def _without(key: str, lines: Sequence[str]) -> Iterator[str]:
-    """The lines without the setting, whose list may span several lines."""
+    """The lines that do not belong to the setting. Its value may be a list over several lines."""
     is_list = False
     for line in lines:
         name, _, value = line.partition("#")[0].partition("=")

@@ -225,8 +225,8 @@ class TcpChannel:
             await asyncio.sleep(left)
 
     async def delivered(self, seconds: float) -> None:
-        """Returns when the peer's system has received everything, when the peer has left, or after `seconds`: a user may
-        look at the last page of output for a while."""
+        """Returns when the peer's system has received everything, when the peer has left, or after `seconds`. The
+        peer may not read for a while, e.g. while a user looks at a page of output."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.gone() and self._on_the_way():  # noqa: ASYNC110  the kernel has no event for it
@@ -242,7 +242,7 @@ class TcpChannel:
         """Sends all waiting bytes and the end, and reads the peer's remaining bytes: a close with unread input would
         discard output that the peer has not read yet. Cuts the connection after `seconds`."""
         with contextlib.suppress(OSError, TimeoutError):
-            self._writer.transport.set_write_buffer_limits(high=0)  # drain() now waits for the last byte
+            self._writer.transport.set_write_buffer_limits(high=0)  # drain() now waits until all is sent
             async with asyncio.timeout(seconds):
                 await self._writer.drain()
                 self._writer.write_eof()

@@ -159,7 +159,7 @@ class Screens(Protocol):
     """VMs' screens, by VNC."""
 
     def connect(self, container: ContainerId) -> socket.socket:
-        """A connection to this VM's QEMU, certainly not to another process. Raises Unavailable."""
+        """A connection to this VM's QEMU, never to another process. Raises Unavailable."""
 
 
 class Streaming(Protocol):
@@ -175,4 +175,4 @@ class Streaming(Protocol):
         """Ends the sessions of an ended container, and revokes its unused URLs."""
 
     def end_sandbox(self, sandbox: SandboxId) -> None:
-        """Does the same for the pod's port forwards."""
+        """Ends the port forwards of a stopped pod, and revokes their unused URLs."""

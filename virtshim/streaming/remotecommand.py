@@ -49,7 +49,7 @@ class SizeReader:
 
 
 def _pending(text: str) -> str:
-    """The end that may still become an object."""
+    """The end of the text, if it may be the beginning of an object; "" if not."""
     return text if text.startswith("{") and len(text) < _MAX_PENDING else ""
 
 

@@ -1,4 +1,4 @@
-"""Checks who has the other end: of a Unix socket that another user may have replaced, or of a local TCP connection."""
+"""Checks which process or user is at the other end of a Unix socket or of a local TCP connection."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import struct
 import sys
 from typing import Final
 
-# Connects only to the intended process, even if somebody else may have made the Unix socket's name. Connecting shows the
-# listener our credentials, and root's mean much to libvirt, D-Bus or our own daemons. So the name is never followed: it is
-# opened with O_PATH, checked, and then that very socket is connected to.
+# Connects only to the intended process, even if another user may have made the Unix socket. The listener sees our credentials,
+# and libvirt, D-Bus and our own daemons trust root's. So a symbolic link must not lead us to one of their sockets: the path is
+# opened with O_PATH and O_NOFOLLOW, the opened socket is checked, and then exactly this socket is connected to.
 
 # A peer's pid, uid and gid (unix(7)), and a timeval.
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -27,8 +27,8 @@ class WrongPeer(Exception):
 
 
 def connect_to(path: str, pid: int, limit: int) -> socket.socket:
-    """A connection to the socket at `path`, on which the process `pid` must listen and which its user must own. Sends
-    nothing before it has checked that. Raises WrongPeer; OSError, also if there is no answer within `limit` seconds."""
+    """Connects to the socket at `path`. The process `pid` must listen there, and the socket must belong to the process's user.
+    Sends nothing before both are checked. Raises WrongPeer, or OSError, also if there is no answer within `limit` seconds."""
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         user = _user_of(pid)
@@ -82,8 +82,8 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 def tcp_peer_uid(connected: socket.socket) -> int | None:
-    """The user that has the other end, by /proc/net. None if it is not on this machine, or is closed, because the kernel
-    lists closed ends as root's. Raises OSError."""
+    """The user id of the process at the other end, from /proc/net. None if the other end is on another machine. None also if the
+    other end is closed, because the kernel lists closed ends as root's. Raises OSError."""
     theirs, ours = _ends(connected)
     for table in _TABLES:
         try:

@@ -4,8 +4,8 @@ libvirt could do this at each start, but it would also give QEMU the shared base
 ends. Here only the files of the VmSpec change, and only as far as QEMU needs. If the VM has its own user, that user becomes their
 owner. If all QEMUs run as one user, that user gets the writable disks, and its group may read the read-only ones.
 
-All QEMUs share a group and perhaps a user. So QEMU has the directory of a VNC socket only while it makes the socket, and
-root has it afterwards: no QEMU can reach another's screen.
+All QEMUs share a group and perhaps a user. So QEMU owns the directory of its VNC socket only while it makes the socket.
+Afterwards root owns the directory, so no QEMU can reach the screen of another VM.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class QemuIds:
 
     uid: int
     gid: int
-    # No other VM's QEMU is this user.
+    # No other VM's QEMU runs as this user.
     is_its_own: bool = False
-    # The group of VMs that have their own users; None: `gid`.
+    # The group of a VM that has its own user. None: such a VM also has `gid`.
     group_of_vms: int | None = None
     # Root opens the base images for QEMU, which cannot open them itself.
     gets_images: bool = False
@@ -136,8 +136,8 @@ def take_back_libvirts(state: str, running: str) -> None:
 
 
 def take_back_vms(state: str, number: int, name: str) -> None:
-    """Takes back the directories of a running VM. Raises InternalError, also if the monitor's socket is no longer
-    libvirt's, because QEMU could replace it by another VM's until now."""
+    """Takes back the directories of a running VM. Until now QEMU could replace the monitor's socket, e.g. by another VM's. Raises
+    InternalError, also if QEMU has done so."""
     short = f"domain-{number}-{name[:20]}"
     for directory in (f"{state}/{short}", f"{state}/channel/target/{short}"):
         _take_back(directory)

@@ -1,7 +1,7 @@
-"""What a running guest needs of the QEMU that it moves to, and what the QEMU of a node has of it. Pure.
+"""What a running guest needs from the QEMU to which it moves, and what the QEMU of a node offers. Pure.
 
-A definition with the mode `host-passthrough` or `maximum` names no features: the guest has all that its node offers. Its CPU
-is then the one that libvirt says this node can offer.
+A definition with the mode `host-passthrough` or `maximum` names no CPU features, because the guest has all features of its
+node. The guest's CPU is then the CPU model that libvirt reports for this node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement
 from virtshim.vm.xml_text import parsed, text_of
 
 # libvirt's virQEMUSaveHeader: the magic, the version, the length of the definition that follows, whether the guest ran, the
-# format of QEMU's part behind it (0: as it is), and more.
+# compression of QEMU's part, which comes after the definition (0: none), and more.
 _HEAD: Final = struct.Struct("=16s5I56x")
 _MAGIC: Final = b"LibvirtQemudSave"
 _VERSION: Final = re.compile(r"version (\d+)\.(\d+)")
@@ -33,8 +33,8 @@ class GuestCpu:
 
 @dataclass(frozen=True, slots=True)
 class GuestNeeds:
-    """`machine`: the machine type, with its version. `qemu`: the version of the QEMU that the guest runs in; zeros if nobody
-    knows. `cpu`: None if libvirt cannot tell. `queues`: of each NIC that vmwrapper made, in order."""
+    """`machine`: the machine type, with its version. `qemu`: the version of the QEMU that the guest runs in; zeros if
+    unknown. `cpu`: None if libvirt does not report it. `queues`: of each NIC that vmwrapper made, in order."""
 
     machine: str
     qemu: tuple[int, int]
@@ -44,8 +44,8 @@ class GuestNeeds:
 
 @dataclass(frozen=True, slots=True)
 class QemuHere:
-    """`has_machine`: whether it has the machine type. `lacks_cpu`: what it lacks of the CPU, in libvirt's words; "" if
-    nothing."""
+    """`has_machine`: whether this QEMU has the guest's machine type. `lacks_cpu`: which part of the guest's CPU it lacks, in
+    libvirt's words; "" for none."""
 
     qemu: tuple[int, int]
     has_machine: bool = True
@@ -63,14 +63,14 @@ class SavedMemory:
 
 
 def machine_of(definition: str) -> str:
-    """The machine type of a running VM. Raises ValueError for what is no XML."""
+    """The machine type of a running VM. Raises ValueError if the definition is not XML."""
     found = parsed(definition).find("os/type")
     return "" if found is None else found.get("machine", "")
 
 
 def cpu_of(definition: str, capabilities: str) -> GuestCpu | None:
-    """The CPU of a running VM. `capabilities`: libvirt's of the domains that this node can have. Raises ValueError for what is
-    no XML."""
+    """The CPU of a running VM. `capabilities`: libvirt's domain capabilities of this node. Raises ValueError if one of the texts
+    is not XML."""
     cpu = parsed(definition).find("cpu")
     if cpu is None or not cpu.findtext("model"):
         cpu = parsed(capabilities).find("cpu/mode[@name='host-model'][@supported='yes']")
@@ -103,8 +103,8 @@ def begins_at(head: bytes) -> int:
 
 
 def version_in(text: str) -> tuple[int, int]:
-    """Of what `qemu --version` prints. Raises ValueError. Releases of one series differ in their third number, and read each
-    other's memory."""
+    """The first two numbers of the version that `qemu --version` prints. Releases that differ only in the third number can load
+    each other's memory. Raises ValueError."""
     if (found := _VERSION.search(text)) is None:
         raise ValueError(f"no version in {text[:80]!r}")
     return int(found[1]), int(found[2])

@@ -1,4 +1,4 @@
-"""What use cases need of VMs."""
+"""Ports to VMs: how use cases define, run, read, change and move them."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class Hypervisor(Protocol):
         domain has the UUID or the name."""
 
     def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
-        """Boots it; returns when QEMU runs. WrongState if it runs already. `container`: NotFound if the definition is another
-        container's by now, as VMs that outlive their pods keep their UUID."""
+        """Boots the VM; returns when QEMU runs. WrongState if the VM runs already. `container`: NotFound if the definition
+        belongs to another container by now, because a VM that outlives its pods keeps its UUID."""
 
     def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
         """Continues a VM that is defined and off from the file `memory`, which `VmPausing.save_memory` wrote. Returns when
-        QEMU has read it; the VM is paused. `moved`: directories of the container that was saved, and those that this
-        container has in their place. WrongState if the state is another VM's, or does not fit the definition. After an
-        error the VM is off, or `destroy` ends it."""
+        QEMU has read it; the VM is paused. `moved`: for each directory of the saved container, the directory that this
+        container has instead. WrongState if the state is another VM's, or does not fit the definition. After an error the VM
+        is off, or `destroy` ends it."""
 
     def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
         """Starts a VM that is defined and off, for a guest of another node. Returns when QEMU waits for the guest's memory
-        (`MemoryStreams.receive`); the VM is paused. `theirs`: what `MemoryStreams.definition` said there. `moved`: as for
-        `restore`. WrongState if the two definitions cannot be one VM."""
+        (`MemoryStreams.receive`); the VM is paused. `theirs`: what `MemoryStreams.definition` returned on the other
+        node. `moved`: as for `restore`. WrongState if the two definitions cannot be of one VM."""
 
     def accept_disks(self, domain: uuid.UUID, container: ContainerId, their_images: str, images: str) -> None:
-        """For disks that came from another node, where images are below `their_images`; here they are below `images`. Raises
-        WrongState if a disk's header still names other files than the definition."""
+        """Corrects the headers of disks that came from another node, where images are below `their_images`. On this node images
+        are below `images`. Raises WrongState if a header still names other files than the definition."""
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
-        """Presses the ACPI power button. No error if the VM is off or gone. Waits at most seconds for a VM that hangs."""
+        """Presses the ACPI power button. No error if the VM is off or gone. Waits only seconds for a VM that hangs."""
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
-        """Ends QEMU now. When this returns, nothing holds the VM's devices and volumes' files. No error if the VM is off, gone or
-        another container's: if a pod chooses its VM's UUID, all its attempts have that UUID."""
+        """Ends QEMU now. When this returns, no process holds the VM's devices or the files of its volumes. No error if the VM is
+        off or gone. No error either if it is another container's: if a pod chooses its VM's UUID, all its attempts have it."""
 
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Removes the definition of a domain that is off. No error if the domain is gone or another container's."""
@@ -94,8 +94,8 @@ class VmResizing(Protocol):
         """Adds vCPUs up to `count`; removes none."""
 
     def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
-        """Sets the guest's memory, by the balloon. Returns when a running guest has released the rest. WrongState if it
-        does not in time, Aborted if `cancelled` is set; then its memory is unchanged."""
+        """Sets the guest's memory, by the balloon. Returns when a running guest has released the rest. WrongState if the guest
+        does not release it in time, Aborted if `cancelled` is set. After either error the guest's memory is unchanged."""
 
     def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
         """Bytes that the guest cannot release now. The guest needs a second or two to answer; None if it does not (off, no
@@ -124,7 +124,7 @@ class VmControl(Protocol):
         """Presses the reset button. WrongState if the VM is off."""
 
     def definition(self, domain: uuid.UUID) -> str:
-        """libvirt's current XML, without the values that open the pod's network."""
+        """libvirt's current XML, without the secrets that give access to the pod's network."""
 
     def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
         """`callback` is called from a separate thread when a guest's agent has answered on a new connection, and when
@@ -142,8 +142,8 @@ class Screenshots(Protocol):
 
 
 class VmPausing(Protocol):
-    """Pauses and resumes VMs. Errors: as Hypervisor; DeadlineExceeded, within seconds, if QEMU does not answer. `container`: a
-    VM that is another container's by now does not exist."""
+    """Pauses and resumes VMs. Errors: as Hypervisor; DeadlineExceeded, within seconds, if QEMU does not answer. `container`: if
+    the VM belongs to another container by now, the call behaves as if there were no VM."""
 
     def pause(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         """WrongState if the VM is not running. After any error it is not paused, or not for long."""
@@ -178,10 +178,10 @@ class MemoryStreams(Protocol):
         """The definition of a running VM, for `Hypervisor.await_memory`; without secrets."""
 
     def blockers(self, domain: uuid.UUID, container: ContainerId) -> tuple[str, ...]:
-        """What QEMU cannot move of this VM, in its own words."""
+        """What prevents QEMU from moving this VM, in QEMU's own words."""
 
     def needs(self, domain: uuid.UUID, container: ContainerId) -> GuestNeeds:
-        """What a running VM needs of the QEMU of its next node."""
+        """What a running VM needs from the QEMU of its next node."""
 
     def saved(self, memory: str) -> SavedMemory:
         """The contents of a file that `VmPausing.save_memory` wrote. From `begins_at` on, the file has the format that `send`

@@ -1,13 +1,14 @@
-"""The definition that a saved VM, or one from another node, continues with. Pure: equal texts give equal bytes.
+"""Makes the domain definition of a VM that continues after a save, or after a move from another node. Pure: equal texts give
+equal bytes.
 
 libvirt compares the new definition with the saved one. What the guest sees must be the same: machine type, CPU,
-memory, addresses, ports that were plugged in. So these come from the saved definition. What belongs to the container
-comes from its own definition: the owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths
-of the earlier container become those of this one.
+memory, addresses, ports that were plugged in. So these elements come from the saved definition. What belongs to the
+container comes from the container's own definition: the owner mark, the limits, the user, the disks' files, vmwrapper's
+environment. Paths of the earlier container are replaced by the paths of the new container.
 
-The definition of another node is not trusted: a taken-over node must not get its peers to open files or devices, or to run a
-QEMU that is not confined. So it must have all that the container's own definition has, at the same place, and nothing more,
-except what only the guest sees.
+A definition from another node is not trusted, because somebody may have taken over that node. Such a definition must not make
+this node open files or devices, or run a QEMU that is not confined. So it must have exactly the elements of the container's own
+definition, at the same places. Only elements that nobody but the guest sees may differ.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from virtshim.vm.xml_text import parsed, qemu_tag, text_of
 
 # Elements of the domain that the container's own definition replaces.
 _OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune", "resource", "seclabel")
-# Where libvirt expects a new element: before the first of these that is there.
+# A new element goes before the first of these that exists, because libvirt expects this order.
 _BEHIND: Final = ("memory", "os", "features", "cpu", "clock", "devices")
-# What the guest's NICs look like. vmwrapper is told by its environment.
+# Variables in vmwrapper's environment that describe the guest's NICs.
 _OF_GUEST: Final = frozenset({"VIRTSHIM_NICS", "VIRTSHIM_NIC_MODEL"})
-# Programs and firmware, where each node has its own.
+# Paths of programs and firmware, which may differ between nodes.
 _OF_NODE: Final = ("devices/emulator", "os/loader")
-# How QEMU waits for a guest's memory; not for its next start.
+# QEMU's arguments to wait for the memory of an arriving guest. They apply only to this start.
 _INCOMING: Final = ("-incoming", "defer")
-# What only the guest sees: where its devices are, how it is built, what was plugged into it while it ran.
+# Elements that only the guest sees: addresses of devices, CPU and memory, what was plugged in while the guest ran.
 _OF_GUEST_ALONE: Final = frozenset((
     "address", "alias", "controller", "cpu", "currentMemory", "feature", "memory", "model", "target", "topology", "type", "vcpu",
     "vcpus", "vendor",
 ))  # fmt: skip
-# Of a port that was plugged in. libvirt removes the file that it finds there, whatever that is.
+# The socket of a port that was plugged in. Other names are refused, because libvirt removes any file that has the name.
 _PLUGGED: Final = re.compile(r"exec-[0-9]{1,3}\.sock")
-# What libvirt leaves out of a definition for another node, and adds there itself.
+# Elements that libvirt omits from a definition for another node. libvirt on that node adds them again.
 _IMPLICIT: Final = frozenset({"audio", "input"})
-# What says how a disk may be used.
+# Elements that say how a disk may be used.
 _RIGHTS: Final = ("readonly", "shareable", "transient")
 
 
 def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
-    """`saved`: the definition in the saved state. `own`: the container's. `moved`: directories of the container that was
-    saved, and those that this container has in their place. Raises WrongState if the two cannot be one VM."""
+    """`saved`: the definition in the saved state. `own`: the container's definition. `moved`: for each directory of the saved
+    container, the directory that this container has instead. Raises WrongState if the two definitions cannot be of one VM."""
     result, mine = _parsed(saved), _parsed(own)
     for name in ("name", "uuid"):
         if result.findtext(name) != mine.findtext(name):
@@ -63,8 +64,8 @@ def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
 
 
 def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
-    """The definition of a VM whose memory is about to arrive. `theirs`: the one that it has on the other node. Raises WrongState
-    if the two cannot be one VM."""
+    """The definition of a VM whose memory is about to arrive. `theirs`: the VM's definition on the other node. `own`, `moved`: as
+    for `restored_xml`. Raises WrongState if the two definitions cannot be of one VM."""
     result, mine = _parsed(restored_xml(theirs, own, moved)), _parsed(own)
     for place in _OF_NODE:
         for element, here in zip(result.iterfind(place), mine.iterfind(place), strict=False):
@@ -96,7 +97,7 @@ _Feature = tuple[tuple[str, ...], frozenset[tuple[str, str]], str]
 
 
 def _features(element: Element, above: tuple[str, ...] = ()) -> Iterator[_Feature]:
-    """Each element by its place, without the order."""
+    """Each element with its path. The order of elements does not matter."""
     path = (*above, element.tag)
     yield path, frozenset(element.attrib.items()), element.text or ""
     for child in element:
@@ -108,7 +109,7 @@ def _rights(disk: Element) -> list[str]:
 
 
 def _sockets(mine: Element) -> str:
-    """The directory of the container's sockets, where ports that were plugged in have theirs."""
+    """The directory of the container's sockets. It also has the sockets of ports that were plugged in."""
     paths = [element.get("path", "") for element in mine.iterfind("devices/channel/source")]
     return paths[0].rpartition("/")[0] if paths else ""
 
@@ -142,7 +143,7 @@ def _parsed(text: str) -> Element:
         root = parsed(text)
     except ValueError as exc:
         raise WrongState(f"the saved definition cannot be read: {exc}") from exc
-    for element in root.iter():  # the texts between elements, which only indent them
+    for element in root.iter():  # remove the white space that indents elements
         element.tail = None
         if len(element):
             element.text = None
@@ -166,7 +167,7 @@ def moved_to(value: str, moved: Mapping[str, str]) -> str:
 
 
 def _refuse_larger(saved: Element, own: Element) -> None:
-    """The pod's limits would end a guest that has more memory than they allow."""
+    """Refuses a guest that has more memory than the pod's limits allow, because the kernel would kill such a guest."""
     has, may = (memory_kib(one) for one in (saved, own))
     if has > may:
         raise WrongState(
@@ -176,7 +177,7 @@ def _refuse_larger(saved: Element, own: Element) -> None:
 
 
 def memory_kib(root: Element) -> int:
-    """What the guest of a definition has now. Raises WrongState."""
+    """The memory that the guest of this definition has now. Raises WrongState."""
     found = root.find("currentMemory")
     found = root.find("memory") if found is None else found
     text = "" if found is None else found.text or ""
@@ -196,7 +197,8 @@ def _replace_all(result: Element, mine: Element, name: str) -> None:
 
 
 def _replace_disks(result: Element, mine: Element) -> None:
-    """The files are the container's: they may have another user. The guest knows a disk by its target."""
+    """The files come from the container's definition, because they may belong to another user. Disks are matched by their target,
+    by which the guest knows them."""
     own = {_target(disk): disk for disk in mine.iterfind("devices/disk")}
     saved = {_target(disk): disk for disk in result.iterfind("devices/disk")}
     if own.keys() != saved.keys():

@@ -157,8 +157,8 @@ def test_a_runtime_without_an_entry_for_pods_with_containers_beside_their_vm(
 
 
 @pytest.mark.parametrize(("handlers", "level", "said"), [
-    ({}, OK, "has no OCI runtime virtshim-pod, so it refuses them"),
-    ({"virtshim-pod": {}}, WARNING, "has the OCI runtime virtshim-pod, so it makes such pods, and the proxy refuses their VM"),
+    ({}, OK, "has no OCI runtime virtshim-pod, so it refuses such pods"),
+    ({"virtshim-pod": {}}, WARNING, "has the OCI runtime virtshim-pod, so it starts such pods, but the proxy refuses their VMs"),
 ])  # fmt: skip
 def test_crio_cannot_make_pods_with_containers_beside_their_vm(
     handlers: dict[str, dict[str, str]], level: Level, said: str
@@ -167,7 +167,7 @@ def test_crio_cannot_make_pods_with_containers_beside_their_vm(
     handler = ["virtshim-pod"]
     told = installed_findings([crio], "systemd", "/etc/cni/net.d", behind_proxy=True, pod_handlers=handler)[-1]
     assert told.level is level
-    assert "need containerd, because cri-o does not tell the handler of a pod" in told.text
+    assert "need containerd, because cri-o does not report a pod's handler" in told.text
     assert said in told.text
     if level is WARNING:
         assert told.remedy == "remove virtshim-pod from cri-o's configuration, and restart cri-o"
